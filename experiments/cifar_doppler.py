@@ -25,7 +25,7 @@ from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
-from dpjax.contrib import images
+from dpjax.contrib import datasets, images
 from dpjax.contrib.central import Assumed, Central, title
 from dpjax.contrib.rules import UpdateRule, read_filter
 from dpjax.data import split
@@ -198,7 +198,7 @@ class Config:
         reference = {"rivals": _NAMED}
         minimum = {"capacity": 0, "copies": 0, "moves": 0}
         launch.check(self, minimum, known=reference, empty=unread)
-        images.check_dataset(self.dataset)
+        datasets.check(self.dataset, images=True)
         if self.copies and self.model == "mlp":
             raise ValueError("copies are of images, and model is 'mlp'; give copies=0")
         if not (self.filter or self.rivals):

@@ -25,14 +25,12 @@ from dpjax.algorithms.exchange import Server, Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.sketches import Learned
 from dpjax.algorithms.tracking import Tracking
-from dpjax.contrib import traffic
+from dpjax.contrib import datasets, traffic
 from dpjax.contrib.rules import UpdateRule, read_filter
-from dpjax.data import load, partition, split
+from dpjax.data import partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
-from dpjax.models.linear import Linear
-from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, protect, scheduled
 from dpjax.plans.noise import SumShares
 from dpjax.results import plots
@@ -85,9 +83,9 @@ class Config:
     """What is trained, at which guarantee, by which systems.
 
     Attributes:
-        dataset: a9a and mnist come from the data cache, the others need no download.
+        dataset: A name that `dpjax.data.load.load` takes, of a file in the data cache too.
         records: Use only that many training records; 0 is all.
-        hidden: Width of the hidden layer; 0 is none.
+        hidden: Width of the hidden layer; 0 is none, and all that labels -1 and +1 take.
         relation: What is protected: an agent's data, or a record.
         agents: Agents n.
         probability: Edge probability of the random graph.
@@ -112,7 +110,7 @@ class Config:
         measurements: How often the reported runs are measured.
     """
 
-    dataset: Literal["a9a", "breast_cancer", "digits", "mnist"] = "a9a"
+    dataset: str = "a9a"
     records: int = 0
     hidden: int = 0
     relation: Literal["replace_agent", "zero_out_record", "replace_record"] = "replace_agent"
@@ -139,6 +137,7 @@ class Config:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
         minimum = {"agents": 2, "batch_size": 0, "hidden": 0, "rounds": 2}
         launch.check(self, minimum, known={"systems": SYSTEMS})
+        datasets.check(self.dataset)
         if self.separation is not None and self.rounds % self.separation:
             raise ValueError(
                 f"separation is {self.separation} for {self.rounds} rounds; give a divisor"
@@ -148,8 +147,6 @@ class Config:
                 f"separation is {self.separation} with system 'tracking', whose noise by schedule "
                 "is accounted for what may take part in every round; leave one out"
             )
-        if self.dataset in ("a9a", "breast_cancer") and self.hidden:
-            raise ValueError(f"hidden is {self.hidden} for {self.dataset}, of two classes; give 0")
 
     @property
     def stem(self) -> str:
@@ -343,24 +340,11 @@ def sampler(config: Config, counts: np.ndarray) -> Any:
     return samplers.Random(config.batch_size) if config.batch_size else samplers.Full()
 
 
-def data(config: Config) -> tuple[Any, Any, Any, str]:
-    """Training records, test records, model and loss."""
-    (x, y), test = split.with_test(load.load(config.dataset), 0.2, seed=1)
-    train, test = ((a.reshape(len(a), -1).astype(np.float32), b) for a, b in ((x, y), test))
-    if x.dtype == np.uint8:
-        train, test = ((a / 127.5 - 1, b) for a, b in (train, test))
-    train = tuple(part[: config.records or None] for part in train)
-    if config.dataset in ("a9a", "breast_cancer"):
-        return train, test, Linear(), "logistic"
-    widths = (config.hidden,) if config.hidden else ()
-    return train, test, MLP(widths, int(y.max()) + 1, "tanh"), "cross_entropy"
-
-
 def train(
     config: Config, name: str, epsilon: float, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """Tune and run one system at one budget; rows of both phases."""
-    train, test, model, loss = data(config)
+    train, test, model, loss = datasets.flat(config.dataset, config.hidden, config.records)
 
     def learn(train: Any, test: Any) -> Problem:
         shards = partition.iid(len(train[1]), config.agents, 0)

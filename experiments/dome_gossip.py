@@ -23,16 +23,14 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
-from dpjax.contrib import traffic
+from dpjax.contrib import datasets, traffic
 from dpjax.contrib.relays import Relayed, spanning
 from dpjax.contrib.rules import UpdateRule
 from dpjax.contrib.sketches import Count, FixedFrame
-from dpjax.data import load, partition, split
+from dpjax.data import partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
-from dpjax.models.linear import Linear
-from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, protect
 from dpjax.protocols import Look
 from dpjax.results import plots
@@ -50,9 +48,9 @@ class Config:
     """What is trained, where, by which systems.
 
     Attributes:
-        dataset: a9a and mnist come from the data cache, the others need no download.
+        dataset: A name that `dpjax.data.load.load` takes, of a file in the data cache too.
         records: Use only that many training records; 0 is all.
-        hidden: Width of the hidden layer; 0 is none.
+        hidden: Width of the hidden layer; 0 is none, and all that labels -1 and +1 take.
         agents: Number of agents n.
         graphs: Networks of D-SGD; relays are trained on the first.
         probability: Edge probability of the random graph.
@@ -78,7 +76,7 @@ class Config:
         drift_columns: Columns of its sketches.
     """
 
-    dataset: Literal["a9a", "breast_cancer", "digits", "mnist"] = "a9a"
+    dataset: str = "a9a"
     records: int = 0
     hidden: int = 0
     agents: int = 16
@@ -110,10 +108,9 @@ class Config:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
         minimum = {"agents": 3, "drift_columns": 5, "drift_dimension": 6, "hidden": 0}
         launch.check(self, minimum, known={"graphs": GRAPHS}, empty=("gossip", "systems"))
+        datasets.check(self.dataset)
         for name in self.systems:
             self.sketch(name)
-        if self.dataset in ("a9a", "breast_cancer") and self.hidden:
-            raise ValueError(f"hidden is {self.hidden} for {self.dataset}, of two classes; give 0")
 
     @property
     def rounds(self) -> int:
@@ -179,21 +176,6 @@ class Trial(NamedTuple):
     epsilon: float
 
 
-def data(config: Config) -> tuple[Any, Any, Any, str]:
-    """Training records, test records, the model and its loss."""
-    train, test = split.with_test(load.load(config.dataset), 0.2, seed=1)
-    if config.dataset in ("a9a", "breast_cancer"):
-        return tuple(part[: config.records or None] for part in train), test, Linear(), "logistic"
-    (x, y), test = ((a.reshape(len(a), -1).astype(np.float32), b) for a, b in (train, test))
-    if train[0].dtype == np.uint8:
-        x = x / 127.5 - 1
-        test = (test[0] / 127.5 - 1, test[1])
-    hidden = (config.hidden,) if config.hidden else ()
-    model = MLP(hidden, int(y.max()) + 1, "tanh")
-    train = tuple(part[: config.records or None] for part in (x, y))
-    return train, test, model, "cross_entropy"
-
-
 def made(
     config: Config, system: str, network: np.ndarray, trials: list[Trial], places: int
 ) -> list[plan.Plan]:
@@ -226,7 +208,7 @@ def train(
     config: Config, system: str, graph: str, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """Tune and run one system on one network at every budget; rows of both phases."""
-    complete, test, model, loss = data(config)
+    complete, test, model, loss = datasets.flat(config.dataset, config.hidden, config.records)
     network = config.network(graph)
     fit, validation = split.split(*complete, config.validation, seed=0)
     scores: dict[Trial, float] = {}

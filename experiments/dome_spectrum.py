@@ -15,7 +15,7 @@ guarantee covers these records, whatever the noise was calibrated for.
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from _common import launch, looks, tables
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
-from dpjax.contrib import networks, sketching
+from dpjax.contrib import datasets, networks, sketching
 from dpjax.contrib.rules import UpdateRule
 from dpjax.contrib.trace import Passed, trace
 from dpjax.data import load, partition, split
@@ -60,8 +60,8 @@ class Config:
     """What is trained, and what is looked at.
 
     Attributes:
-        dataset: a9a and mnist come from the data cache, digits needs no download.
-        model: One of `dpjax.contrib.networks.NETWORKS`; "linear" for a9a.
+        dataset: A name that `dpjax.data.load.load` takes, of a file in the data cache too.
+        model: One of `dpjax.contrib.networks.NETWORKS`; "linear" for labels -1 and +1.
         records: Training records, at most; 0 is all.
         sample: Of these, how many make the gradient that is looked at.
         trained: Names of `TITLES`.
@@ -78,7 +78,7 @@ class Config:
         seeds: Seeds.
     """
 
-    dataset: Literal["a9a", "digits", "mnist"] = "mnist"
+    dataset: str = "mnist"
     model: str = "small_cnn"
     records: int = 3_840
     sample: int = 128
@@ -97,6 +97,7 @@ class Config:
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end."""
         launch.check(self, {"places": 2}, known={"trained": TITLES})
+        datasets.check(self.dataset)
 
     def cells(self) -> list[tuple[str, int, float]]:
         """What is trained, with which sketch (0 is none), at which budget."""
@@ -135,7 +136,7 @@ PRESETS = {
 def learn(config: Config) -> Problem:
     """The problem, of as many records as fill whole rounds."""
     (x, y), test = split.with_test(load.load(config.dataset), 0.2, seed=1)
-    if config.dataset == "a9a":
+    if datasets.is_binary(y):
         model = Linear()
         loss = "logistic"
     else:

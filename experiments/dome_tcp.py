@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from _common import launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import federated
 from dpjax.algorithms.exchange import Trusted
-from dpjax.contrib import departures
+from dpjax.contrib import datasets, departures
 from dpjax.contrib.masks import Masked
 from dpjax.contrib.rules import UpdateRule
 from dpjax.data import load, partition, split
@@ -54,7 +54,8 @@ class Config:
     """What is trained, and over what.
 
     Attributes:
-        dataset: a9a comes from the data cache, breast_cancer needs no download.
+        dataset: A name that `dpjax.data.load.load` takes, of a file in the data cache too, with
+            labels -1 and +1.
         agents: Clients of a round.
         clients: Clients that take turns at one place: agents x clients in all.
         examples: Records of a client, one a turn.
@@ -74,7 +75,7 @@ class Config:
         enrol: Seconds that the server waits for clients that do not enrol.
     """
 
-    dataset: Literal["a9a", "breast_cancer"] = "a9a"
+    dataset: str = "a9a"
     agents: int = 50
     clients: int = 50
     examples: int = 4
@@ -96,6 +97,7 @@ class Config:
     def __post_init__(self) -> None:
         """Refuse what is no run."""
         launch.check(self, {"sketches": 0, "dropouts": 0, "colluders": 0})
+        datasets.check(self.dataset)
 
     @property
     def rounds(self) -> int:

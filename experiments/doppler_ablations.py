@@ -23,7 +23,7 @@ import numpy as np
 
 from _common import ablations, claims, launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.contrib import images, networks
+from dpjax.contrib import datasets, images, networks
 from dpjax.contrib.central import TITLES, Central
 from dpjax.contrib.rules import BASES, UpdateRule, read_filter
 from dpjax.data import split
@@ -137,8 +137,8 @@ class Config:
                     f"{name} has {text!r}, which changes nothing and would be compared with "
                     "itself; give another"
                 )
-        images.check_dataset(self.dataset)
-        images.check_dataset(self.pictures, "pictures")
+        datasets.check(self.dataset, images=True)
+        datasets.check(self.pictures, "pictures", images=True)
         for study, bases in (("optimizers", self.optimizers), ("steps", (self.stepped,))):
             for base in bases if study in self.study else ():
                 UpdateRule(base, read_filter(self.filter))  # type: ignore[arg-type]

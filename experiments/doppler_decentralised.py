@@ -10,18 +10,16 @@ its own step size, on the same splits, batches and initial models.
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from _common import launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.contrib import datasets
 from dpjax.contrib.rules import UpdateRule, read_filter
-from dpjax.data import load, partition, split
+from dpjax.data import partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
-from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, protect
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
@@ -37,7 +35,7 @@ class Config:
     """What is trained, where, with which filters and noises.
 
     Attributes:
-        dataset: digits comes with scikit-learn, mnist from the data cache.
+        dataset: Images, as `dpjax.contrib.datasets.check` takes them.
         records: Use only that many training records; 0 is all.
         agents: Number of agents.
         probability: Edge probability of the random graph.
@@ -60,7 +58,7 @@ class Config:
         measurements: How often the reported runs are measured.
     """
 
-    dataset: Literal["digits", "mnist"] = "mnist"
+    dataset: str = "mnist"
     records: int = 6_000
     agents: int = 12
     probability: float = 0.3
@@ -82,6 +80,7 @@ class Config:
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
         launch.check(self, known={"designs": DESIGNS})
+        datasets.check(self.dataset, images=True)
         for name in self.filters:
             read_filter(name)
 
@@ -111,21 +110,15 @@ def train(
     config: Config, design: str, name: str, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """Tune and run one filter under one noise at every budget; rows of both phases."""
-    data = load.load(config.dataset)
-    (x, y), test = split.with_test(data, 0.2, seed=1)
-    train, test = ((a.reshape(len(a), -1).astype(np.float32), b) for a, b in ((x, y), test))
-    if x.dtype == np.uint8:
-        train, test = ((a / 127.5 - 1, b) for a, b in (train, test))
-    train = tuple(part[: config.records or None] for part in train)
+    train, test, model, loss = datasets.flat(config.dataset, config.hidden, config.records)
     graph = graphs.erdos_renyi(config.agents, config.probability, config.graph_seed)
     matrix = mixing.metropolis_hastings(graph)
-    model = MLP((config.hidden,), int(y.max()) + 1, "tanh")
     # One rule: plans of one run share it.
     optimizer = UpdateRule(filter=read_filter(name)).chain(1.0)
 
     def learn(train: Any, test: Any) -> Problem:
         shards = partition.iid(len(train[1]), config.agents, 0)
-        return supervised(model, "cross_entropy", train, test, shards, name=config.dataset)
+        return supervised(model, loss, train, test, shards, name=config.dataset)
 
     def plans(epsilon: float, steps: tuple[float, ...], count: int) -> list[plan.Plan]:
         largest = -(-count // config.agents)

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from _common import launch, looks, tables
-from dpjax.contrib import filtered, images, resnet, snr
+from dpjax.contrib import datasets, filtered, resnet, snr
 from dpjax.contrib.wiener import adaptive, wiener
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
@@ -55,7 +55,7 @@ class Config:
     """What is trained and recorded, and for which gradients designs are made.
 
     Attributes:
-        dataset: Images, as `dpjax.contrib.images.check_dataset` takes them.
+        dataset: Images, as `dpjax.contrib.datasets.check` takes them.
         model: Network: mlp for digits, small_cnn for MNIST, cnn5 or resnet50 for CIFAR.
         trained: Filters of the training runs: 'sgd' is none; 'momentum', 'first v1', 'first v2',
             'second', 'f1' to 'f6'.
@@ -105,7 +105,7 @@ class Config:
         """Refuse what could not be run to its end, or leaves nothing to measure."""
         minimum = {"segment": 2, "skip": 0}
         launch.check(self, minimum, known={"trained": FILTERS}, free=("correlations",))
-        images.check_dataset(self.dataset)
+        datasets.check(self.dataset, images=True)
         for rho in self.correlations:
             if not -1 < rho < 1:
                 raise ValueError(f"correlations holds {rho}; give numbers between -1 and 1")

@@ -16,6 +16,7 @@ import numpy as np
 
 from _common import launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.contrib import datasets
 from dpjax.contrib import joint as joint_
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
@@ -63,7 +64,8 @@ class Config:
         rounds: Horizons T, multiples of ``epochs``.
         epochs: How often a record takes part, k; every T / k rounds.
         unrestricted: Most agents times rounds for the bound on any covariance.
-        dataset: What the runs learn; breast_cancer needs no download.
+        dataset: What the runs learn: a name that `dpjax.data.load.load` takes, of a file in the
+            data cache too, with labels -1 and +1.
         trained: Networks that are trained.
         participations: (k, b) of the runs: k epochs of b batches.
         designs: Noise designs of the runs.
@@ -81,7 +83,7 @@ class Config:
     rounds: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
     epochs: tuple[int, ...] = (1, 4)
     unrestricted: int = 512
-    dataset: Literal["breast_cancer", "a9a", "w8a"] = "breast_cancer"
+    dataset: str = "breast_cancer"
     trained: tuple[Graph, ...] = ("florentine", "ring", "dense")
     participations: tuple[tuple[int, int], ...] = ((8, 4), (32, 4))
     designs: tuple[str, ...] = ("independent", "whisper_horizon", "mafalda", "spacetime")
@@ -101,6 +103,7 @@ class Config:
                 if k < 1 or rounds < 1 or rounds % k:
                     raise ValueError(f"rounds holds {rounds}; give multiples of epochs, {k}")
         launch.check(self, known={"designs": LABELS}, empty=("trained", "participations"))
+        datasets.check(self.dataset)
 
 
 PRESETS = {

@@ -23,7 +23,7 @@ import numpy as np
 from _common import launch, looks, tables
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
-from dpjax.contrib import images
+from dpjax.contrib import datasets, images
 from dpjax.data import partition
 from dpjax.engine import keys
 from dpjax.learning import samplers
@@ -46,7 +46,7 @@ class Config:
     """Network, schedules, sweeps.
 
     Attributes:
-        dataset: "mnist", or "digits", which needs no file.
+        dataset: Images, as `dpjax.contrib.datasets.check` takes them.
         model: Network by name.
         layout: How convolutions are computed: mapped over agents' kernels a CPU's own are slow.
         parts: Which of the sweeps: "gaps" (gap, mode, budget), "methods" (Figs. 6-8), "border"
@@ -82,7 +82,7 @@ class Config:
         train_records: Measure on that many training records, too; None is on none.
     """
 
-    dataset: Literal["mnist", "digits"] = "mnist"
+    dataset: str = "mnist"
     model: str = "cnn2"
     layout: Literal["conv", "patches"] = "conv"
     parts: tuple[str, ...] = PARTS
@@ -143,6 +143,7 @@ def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
     minimum = {"agents": 2, "rounds": 2, "border_rounds": 2, "sizes": 2}
     launch.check(config, minimum, known={"parts": PARTS})
+    datasets.check(config.dataset, images=True)
     laplace.decays(config.q1, config.q2)
 
 

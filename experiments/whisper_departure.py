@@ -12,7 +12,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ import numpy as np
 
 from _common import launch, tables
 from dpjax.accounting import gdp
-from dpjax.data import load, partition
+from dpjax.contrib import datasets
+from dpjax.data import load, partition, split
 from dpjax.engine import keys
 from dpjax.engine.run import Continuation, Result
 from dpjax.learning import samplers
@@ -42,7 +43,8 @@ class Config:
     """What is lost, and what is trained meanwhile.
 
     Attributes:
-        dataset: Data to train on; breast_cancer needs no download.
+        dataset: A name that `dpjax.data.load.load` takes, of a file in the data cache too, with
+            labels -1 and +1.
         agents: Number of agents at the start.
         departed: How many leave at half time, those of most neighbours first.
         loss: Probabilities that a message between two agents is lost.
@@ -59,7 +61,7 @@ class Config:
         measurements: How often each half is measured.
     """
 
-    dataset: Literal["a9a", "breast_cancer"] = "a9a"
+    dataset: str = "a9a"
     agents: int = 20
     departed: int = 2
     loss: tuple[float, ...] = (0.0, 0.01, 0.05, 0.1, 0.2)
@@ -74,6 +76,10 @@ class Config:
     probability: float = 0.5
     seeds: tuple[int, ...] = tuple(range(10))
     measurements: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse data that there are not."""
+        datasets.check(self.dataset)
 
 
 PRESETS = {
@@ -229,14 +235,12 @@ def leavers(matrix: np.ndarray, count: int) -> list[int]:
 
 def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
     """Half the rounds with everyone; the other half without those who left, two ways."""
-    data = load.load(config.dataset)
+    train, test = split.with_test(load.load(config.dataset), 0.2, seed=1)
     matrix = network(config)
-    shards = partition.iid(len(data.x_train), config.agents, 0)
+    shards = partition.iid(len(train[1]), config.agents, 0)
 
     def learn(rows: np.ndarray) -> Problem:
         kept = shards._replace(indices=shards.indices[rows], counts=shards.counts[rows])
-        train = (data.x_train, data.y_train)
-        test = (data.x_test, data.y_test)
         return supervised(Linear(), "logistic", train, test, kept, name=config.dataset)
 
     half = config.rounds // 2

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from _common import launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.contrib import coupling
+from dpjax.contrib import coupling, datasets
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
@@ -35,7 +35,8 @@ class Config:
     """What is trained, on what, and at which budgets.
 
     Attributes:
-        dataset: a9a and w8a come from the data cache, breast_cancer needs no download.
+        dataset: A name that `dpjax.data.load.load` takes, of a file in the data cache too, with
+            labels -1 and +1.
         agents: Number of agents.
         epsilon: Budgets; each is run at ``probability[0]``.
         probability: Edge probabilities of the random graph; each is run at ``at_epsilon``.
@@ -59,7 +60,7 @@ class Config:
         measurements: How often the reported runs are measured.
     """
 
-    dataset: Literal["a9a", "w8a", "breast_cancer"] = "a9a"
+    dataset: str = "a9a"
     agents: int = 20
     epsilon: tuple[float, ...] = (3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0)
     probability: tuple[float, ...] = (0.5, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -85,6 +86,7 @@ class Config:
     def __post_init__(self) -> None:
         """Refuse tuning on the reported seeds."""
         launch.check(self, empty=("compared",))
+        datasets.check(self.dataset)
 
 
 PRESETS = {

@@ -46,8 +46,7 @@ def _list() -> int:
     root = cache.folder()
     bad = False
     print(f"cache: {root}" + ("" if os.path.isdir(root) else " (does not exist yet)"))
-    custom = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
-    files = {name: root / f"{name}.npz" for name in [*catalog.SETS, *custom]}
+    files = {name: root / f"{name}.npz" for name in load.available(root)}
     for name, path in (files | {cache.EGO: root / f"{cache.EGO}.edgelist"}).items():
         if name == cache.EGO:
             entry = _EGO

@@ -9,15 +9,12 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.contrib import augmentation, networks, vit
-from dpjax.data import cache, catalog, load, partition, split
+from dpjax.data import load, partition, split
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
 from dpjax.models.conv import Layout
 
-__all__ = ["DATASETS", "Images", "check_dataset", "read"]
-
-DATASETS = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar100")
-"""Images that `dpjax.data.load.load` knows by name."""
+__all__ = ["Images", "read"]
 
 _DIGITS = ("digits", "mnist")
 
@@ -57,29 +54,6 @@ class Images(NamedTuple):
         shard = partition.iid(len(train[1]), 1, 0)
         return supervised(
             self.model, "cross_entropy", train, test, shard, name=self.dataset, **options
-        )
-
-
-def check_dataset(dataset: str, argument: str = "dataset") -> None:
-    """Refuse a name of no images: neither one of `DATASETS` nor a file of one's own in the cache.
-
-    Args:
-        dataset: The name.
-        argument: What the caller calls it.
-
-    Raises:
-        ValueError: For another name, or that of a table.
-
-    Example:
-        >>> from dpjax.contrib import images
-        >>> images.check_dataset("digits")
-    """
-    folder = cache.folder()
-    is_custom = dataset not in catalog.SETS and (folder / f"{dataset}.npz").is_file()
-    if dataset not in DATASETS and not is_custom:
-        raise ValueError(
-            f"{argument} is {dataset!r}; choose from {', '.join(DATASETS)}, or name an npz file of "
-            f"your own in {folder}"
         )
 
 

@@ -31,6 +31,7 @@ class Known(NamedTuple):
         sizes: Then, how many of its train and of its test records.
         in_any_order: As ``sha256``, of the records in whatever order (`canonical.unordered`); a
             library's is its own.
+        images: Whether its records are pictures and their classes.
     """
 
     source: str
@@ -43,6 +44,7 @@ class Known(NamedTuple):
     host: str | None = None
     part_of: str | None = None
     sizes: tuple[int, int] = (0, 0)
+    images: bool = False
 
     @property
     def obtainable(self) -> bool:
@@ -69,7 +71,9 @@ SETS = {
     "breast_cancer": Known(
         "UCI Breast Cancer Wisconsin (CC BY 4.0), with scikit-learn; +1 is benign", bundled=True
     ),
-    "digits": Known("UCI handwritten digits (CC BY 4.0), with scikit-learn: 8 x 8", bundled=True),
+    "digits": Known(
+        "UCI handwritten digits (CC BY 4.0), with scikit-learn: 8 x 8", bundled=True, images=True
+    ),
     "mnist": Known(
         "LeCun, Cortes, Burges: handwritten digits, 28 x 28 x 1",
         (
@@ -82,11 +86,13 @@ SETS = {
             "97b756d55950f1841ebd48df7379b9b2fc87a10d63e08d6213dad41d564e8508",
         ),
         host="https://storage.googleapis.com",
+        images=True,
     ),
     "fashion_mnist": Known(
         "Xiao, Rasul, Vollgraf 2017: articles of clothing, 28 x 28 x 1",
         library="fashion_mnist",
         host="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        images=True,
     ),
     "cifar10": Known(
         "Krizhevsky 2009: 32 x 32 x 3, 10 classes",
@@ -94,11 +100,13 @@ SETS = {
         library="cifar10",
         in_any_order=("6a3b2c04d0a79ce272dcdacaf0bc440275db5a8cbe3717521a28fada2ea0d2ed", None),
         host="https://www.cs.toronto.edu",
+        images=True,
     ),
     "cifar10_small": Known(
         "the first 5,000 train and 1,000 test images of CIFAR-10",
         part_of="cifar10",
         sizes=(5_000, 1_000),
+        images=True,
     ),
     "cifar100": Known(
         "Krizhevsky 2009: 32 x 32 x 3, 100 classes",
@@ -106,6 +114,7 @@ SETS = {
         library="cifar100",
         in_any_order=("640c97a4012a8aebfcaf57fd82a33dd43b37d2e397a02cb9b0a3d89e6d6d936d", None),
         host="https://www.cs.toronto.edu",
+        images=True,
     ),
     "housing": Known(
         "StatLib California housing, Pace and Barry 1997, as scikit-learn derives its 8 features "

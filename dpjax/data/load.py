@@ -59,15 +59,13 @@ def load(name: str, *, cache: _files.PathLike | None = None, download: bool = Tr
         sha256 = canonical.combined_digest(canonical.part_digests(arrays))
         return Dataset(name=name, source=entry.source, sha256=sha256, **(_NO_TEST | arrays))
     path = root / f"{name}.npz"
-    if os.sep in name or (entry is None and not os.path.exists(path)):
-        stems = {file.stem for file in root.glob("*.npz")}
-        custom = sorted(stems - catalog.SETS.keys())
-        choices = ", ".join([*catalog.SETS, *custom])
+    new = not os.path.exists(path)
+    if os.sep in name or (new and entry is None):
+        choices = ", ".join(available(root))
         remedy = _own_file(name, root)
         raise ValueError(f"name is {name!r}; choose one of {choices}, or {remedy}")
     # An own file has no published digest.
     entry = entry or catalog.Known(f"the file {path}")
-    new = not os.path.exists(path)
     if new:
         _obtain(name, entry, path, download)
     again = "write the file again by numpy.savez"
@@ -83,6 +81,16 @@ def load(name: str, *, cache: _files.PathLike | None = None, download: bool = Tr
             path.unlink()
         raise
     return Dataset(name=name, source=entry.source, sha256=sha256, **(_NO_TEST | arrays))
+
+
+def available(root: Path) -> list[str]:
+    """Return the names that `load` takes: those of the catalog, then the cache's own files.
+
+    Args:
+        root: The cache's folder.
+    """
+    stems = {path.stem for path in root.glob("*.npz")}
+    return [*catalog.SETS, *sorted(stems - catalog.SETS.keys())]
 
 
 def _own_file(name: str, root: Path) -> str:

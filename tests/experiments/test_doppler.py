@@ -12,9 +12,9 @@ import pytest
 from scipy import linalg
 
 from dpjax.contrib import filtered, snr
-from dpjax.contrib.images import DATASETS
 from dpjax.contrib.networks import NETWORKS
 from dpjax.contrib.rules import BASES, UpdateRule, read_filter
+from dpjax.data import catalog
 from dpjax.learning import samplers
 from dpjax.mechanism import workload
 from dpjax.mechanism.participation import Participation
@@ -266,6 +266,7 @@ def test_methods_that_cannot_run_are_refused_first(tmp_path, capsys, rival, opti
     assert match in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+DATASETS = [name for name, entry in catalog.SETS.items() if entry.images]
 # The last are told as a range.
 NAMED = [name for name in FILTERS if not re.fullmatch("f[1-6]|sgd", name)]
 
