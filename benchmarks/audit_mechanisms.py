@@ -931,14 +931,25 @@ def _batched(names: list[str], number: int) -> list[list[str]]:
 
 
 def _reasons(refused: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Whom a reason is given for, a method or a design, by the reason."""
+    """Whom a reason is given for, a method or a design, by the reason that the registry has today.
+
+    A record says which part refused; its words may name modules that have moved since.
+    """
     results: dict[str, list[str]] = {}
     for case in refused:
-        for mark in (" that is known: ", " does not join: "):
-            if mark in case["why"] and case["relation"] == EVERY:
-                name = case["method" if ", which method " in case["why"] else "noise"]
-                names = results.setdefault(case["why"].partition(mark)[2], [])
-                names += [name] * (name not in names)
+        refusal = case["why"]
+        refuses = " that is known: " in refusal or " does not join: " in refusal
+        if not refuses or case["relation"] != EVERY:
+            continue
+        if ", which method " in refusal:
+            name = case["method"]
+            reason = registered(name).why
+        else:
+            name = case["noise"]
+            reason = noise.DESIGNS[name].terms.why
+        names = results.setdefault(reason, [])
+        if name not in names:
+            names.append(name)
     return results
 
 

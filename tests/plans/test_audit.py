@@ -5,6 +5,7 @@ import pytest
 from benchmarks import audit_mechanisms as audit
 from benchmarks.audit_mechanisms import Cell
 from dpjax.plans import compatibility
+from dpjax.plans import noise as noise_
 from dpjax.results import records
 
 SEEDS = 1024
@@ -129,6 +130,17 @@ def test_the_page_is_the_record_s() -> None:
     assert audit.filled(page, stored, command) == page
     stored[0] = {**stored[0], "ratio": 1.5}
     assert audit.filled(page, stored, command) != page
+
+
+def test_the_page_s_reasons_are_those_of_the_registry() -> None:
+    page = audit.PAGE.read_text()
+    section = page.partition("<!-- reasons -->")[2].partition("<!-- end -->")[0]
+    lines = [line for line in section.splitlines() if line.startswith("- ")]
+    reasons = [line.partition(": ")[2].removesuffix(".") for line in lines]
+    methods = {row.why for row in compatibility.METHODS}
+    designs = {design.terms.why for design in noise_.DESIGNS.values()}
+    assert set(reasons) <= methods | designs
+    assert len(reasons) == len(set(reasons)) > 10
 
 
 def test_the_record_has_every_row_and_no_finding() -> None:
