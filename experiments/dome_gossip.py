@@ -9,16 +9,15 @@ as many trials. Part ``drift``: what becomes of sketches that are summed by goss
 """
 
 import functools
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import launch, looks, tables
+from _common import launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
@@ -168,39 +167,34 @@ PRESETS = {
 }  # fmt: skip
 
 
-class Trial(NamedTuple):
-    """What is tried: a rule of steps, one size, at one budget."""
-
-    rule: str
-    step: float
-    epsilon: float
-
-
-def made(
-    config: Config, system: str, network: np.ndarray, trials: list[Trial], places: int
-) -> list[plan.Plan]:
-    """A plan for each trial, all of one rule."""
-    base = UpdateRule("sgd") if trials[0].rule == "sgd" else UpdateRule("adam", floor=config.floor)
+def plans(
+    config: Config, system: str, network: np.ndarray, rule: str, epsilon: float,
+    steps: tuple[float, ...], count: int,
+) -> list[plan.Plan]:  # fmt: skip
+    """A plan of a system for each step size of a rule, for so many training records."""
+    base = UpdateRule("sgd") if rule == "sgd" else UpdateRule("adam", floor=config.floor)
     part = config.sketch(system)
     if system == "dsgd":
         method: Any = DSGD()
     else:
         centre = 0.9 if system.startswith("dome") else 0.0
         method = Federated(Relayed(spanning(network)), part, centre)
+    counts = partition.iid(count, config.agents, 0).counts
+    batch_size = -(-int(counts.max()) // config.separation)
     return [
         plan.make(
             plan.Config(
                 method=method,
                 noise=noise.Independent(),
-                budget=protect.Budget(trial.epsilon, config.delta),
+                budget=protect.Budget(epsilon, config.delta),
                 protect=protect.Protect(config.relation, clip_norm=config.clip_norm),
-                sampler=samplers.Cyclic(config.epochs, config.separation, places),
-                optimizer=base.chain(trial.step),
+                sampler=samplers.Cyclic(config.epochs, config.separation, batch_size),
+                optimizer=base.chain(step),
                 rounds=config.rounds,
             ),
             network,
         )
-        for trial in trials
+        for step in steps
     ]
 
 
@@ -211,40 +205,28 @@ def train(
     complete, test, model, loss = datasets.flat(config.dataset, config.hidden, config.records)
     network = config.network(graph)
     fit, validation = split.split(*complete, config.validation, seed=0)
-    scores: dict[Trial, float] = {}
 
-    def rows(
-        phase: str, fit: Any, held: Any, trials: list[Trial], seeds: tuple[int, ...], every: int
-    ) -> list[dict[str, Any]]:
-        shards = partition.iid(len(fit[1]), config.agents, 0)
-        places = -(-int(shards.counts.max()) // config.separation)
-        task = supervised(model, loss, fit, held, shards, name=config.dataset)
-        plans = made(config, system, network, trials, places)
-        position = folder / f"{phase}_{trials[0].rule}"
-        result = lab.run(plans, task, seeds=seeds, eval_every=every, checkpoint=position)
-        scores.update(zip(trials, result.metrics["test_loss"][-1].mean(axis=0), strict=True))
-        own = {"phase": phase, "system": system, "graph": graph, "rule": trials[0].rule}
-        own |= {"dataset": config.dataset} | sent(config, system, network, plans[0], task)
-        outcome = result.rows(section="train", **own)
-        for row in outcome:
-            stated = row["guarantee"]["epsilon"]
-            row["budget_epsilon"] = min(config.epsilon, key=lambda e: abs(e - stated))
-        return outcome
+    def learn(train: Any, test: Any) -> Problem:
+        shards = partition.iid(len(train[1]), config.agents, 0)
+        return supervised(model, loss, train, test, shards, name=config.dataset)
 
-    results = []
-    for rule, steps in (("sgd", config.steps), ("adam", config.moment_steps)):
-        trials = [Trial(rule, step, epsilon) for epsilon in config.epsilon for step in steps]
-        results += rows("tuning", fit, validation, trials, config.tuning_seeds, config.rounds)
-    tuned = {t: float(np.nan_to_num(score, nan=math.inf)) for t, score in scores.items()}
-    best = [
-        min((t for t in tuned if t.epsilon == epsilon), key=tuned.__getitem__)
-        for epsilon in config.epsilon
-    ]
-    interval = math.ceil(config.rounds / config.measurements)
-    for rule in ("sgd", "adam"):
-        if trials := [trial for trial in best if trial.rule == rule]:
-            results += rows("final", complete, test, trials, config.seeds, interval)
-    return results
+    tuned = learn(fit, validation)
+    final = learn(complete, test)
+    rows = []
+    for epsilon in config.epsilon:
+        trials = []
+        for rule, steps in (("sgd", config.steps), ("adam", config.moment_steps)):
+            make = functools.partial(plans, config, system, network, rule, epsilon)
+            trials.append(tune.Trial(rule, steps, make))
+        best = tune.best_step(
+            trials, (tuned, final), config, lab, folder / f"{epsilon:g}",
+            measurements=config.measurements,
+        )  # fmt: skip
+        where = {"section": "train", "system": system, "graph": graph, "dataset": config.dataset}
+        where |= {"budget_epsilon": epsilon}
+        where |= sent(config, system, network, best.final.plans[0], final)
+        rows += best.rows(lambda trial, result: {"rule": trial.name}, **where)
+    return rows
 
 
 def sent(

@@ -287,7 +287,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
         selection = launch.stored(config, "sketches", sketch=k)
         compute = functools.partial(tune_and_compare, config, k, lab)
         frames.append(lab.cell(f"{label}_tuning", selection, compute, seed=config.seeds))
-        step = best_step(frames[-1])
+        step = recorded_step(frames[-1])
         # Seeds may join; what else was tried is in the step.
         selection = launch.stored(config, "sketches", "seeds", "steps", "tuning_seeds", sketch=k)
         for seed in config.seeds:
@@ -297,7 +297,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     report(config, lab, pandas.concat(frames, ignore_index=True))
 
 
-def best_step(frame: Any) -> float:
+def recorded_step(frame: Any) -> float:
     """The step size with the least mean loss in tuning, with noise; a diverged run is infinite."""
     tried = frame[(frame["phase"] == "tuning") & (frame["way"] == INSIDE)]
     return float(tried["test_loss"].fillna(np.inf).groupby(tried["step_size"]).mean().idxmin())

@@ -140,7 +140,7 @@ def train(
     for epsilon in config.epsilon:
         trial = tune.Trial(name, config.steps, functools.partial(plans, epsilon))
         place = folder / f"{epsilon:g}"
-        best = tune.best_step(trial, tasks, config, lab, place, measurements=config.measurements)
+        best = tune.best_step([trial], tasks, config, lab, place, measurements=config.measurements)
         rows += best.rows(filter=name, dataset=config.dataset, budget_epsilon=epsilon)
     return rows
 

@@ -192,7 +192,7 @@ def train(
     # Plans of one run share their strategy over rounds: a run for each design.
     for design in config.designs:
         trial = tune.Trial(design, config.steps, functools.partial(plans, design))
-        rows += tune.best_step(trial, tasks, config, lab, folder / design).rows(**where)
+        rows += tune.best_step([trial], tasks, config, lab, folder / design).rows(**where)
     return rows
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from _common import launch, looks, tables
+from _common import launch, looks, tables, tune
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.contrib import fusion, traffic
@@ -209,11 +209,18 @@ def variants(
     config: Config, setting: Setting, method: str, lab: launch.Lab
 ) -> dict[str, plan.Plan]:
     """The plan with the printed steps, and the best of those whose steps are scaled."""
-    plans = [setting.made(method, factor) for factor in config.factors]
-    seeds = range(_TUNING, _TUNING + config.tuning_trials)
-    result = lab.run(plans, setting.problem, seeds=seeds, eval_every=config.rounds)
-    left = np.nan_to_num(result.metrics["residual"][-1].mean(axis=0), nan=np.inf)
-    return {"printed": plans[config.factors.index(1.0)], "tuned": plans[int(np.argmin(left))]}
+    plans = {factor: setting.made(method, factor) for factor in config.factors}
+
+    def scaled(factors: tuple[float, ...], count: int) -> list[plan.Plan]:
+        del count  # Sensors have no training records.
+        return [plans[factor] for factor in factors]
+
+    best = tune.search(
+        [tune.Trial(method, config.factors, scaled)], setting.problem,
+        tuning_seeds=range(_TUNING, _TUNING + config.tuning_trials), metric="residual",
+        runner=lab.run,
+    )  # fmt: skip
+    return {"printed": plans[1.0], "tuned": plans[best.step_size]}
 
 
 def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Path) -> list[Any]:

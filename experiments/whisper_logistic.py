@@ -160,7 +160,7 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
     for design in config.designs:
         trial = tune.Trial(design, config.steps, functools.partial(plans, design))
         best = tune.best_step(
-            trial, tasks, config, lab, folder / design, measurements=config.measurements
+            [trial], tasks, config, lab, folder / design, measurements=config.measurements
         )
         lab.say(
             f"  {design}: step {best.step_size:g}, {best.final.rounds_per_second:,.0f} rounds/s"

@@ -173,7 +173,8 @@ def search(
         fit: Trains on a part of the training records, and measures on the other.
         tuning_seeds: Of the trials.
         measurements: How often each run is measured.
-        metric: What is compared: larger is better, but of a loss; a diverged run is the worst.
+        metric: What is compared: larger is better, but of a loss or a residual; a diverged run is
+            the worst.
         moves: Most step sizes that are tried beyond those given.
         checkpoint: Folder for unfinished runs.
         runner: An experiment's own `Lab.run`; None is `dpjax.engine.run.run`.
@@ -205,7 +206,7 @@ def search(
         )
         _validate.one_of("metric", metric, result.metrics)
         tuning.append((trial, result))
-        sign = -1.0 if metric.endswith("loss") else 1.0
+        sign = -1.0 if metric.endswith(("loss", "residual")) else 1.0
         scores = sign * result.metrics[metric][-1].mean(axis=0)
         scores = np.nan_to_num(scores, nan=-np.inf, neginf=-np.inf)
         top = int(np.argmax(scores))
@@ -282,17 +283,17 @@ def reported(
 
 
 def best_step(
-    trial: Trial,
+    trials: Sequence[Trial],
     tasks: tuple[Problem, Problem],
     config: Any,
     lab: Any,
     folder: Path,
     **options: Any,
 ) -> Reported:
-    """Choose one setting's step size by the test loss, with seeds and runner of an experiment.
+    """Choose setting and step size by the test loss, with seeds and runner of an experiment.
 
     Args:
-        trial: The setting.
+        trials: Settings of one method.
         tasks: Problems to tune on and to report, as in `reported`.
         config: The experiment's, with ``seeds`` and ``tuning_seeds``.
         lab: The experiment's, whose `run` runs.
@@ -300,7 +301,7 @@ def best_step(
         options: As in `reported`.
     """
     return reported(
-        [trial],
+        trials,
         *tasks,
         seeds=config.seeds,
         tuning_seeds=config.tuning_seeds,

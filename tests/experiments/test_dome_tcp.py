@@ -42,7 +42,7 @@ def test_tiny_preset_has_the_same_models_both_ways(tmp_path, capsys):
     assert {way: set(steps) for way, steps in tried} == dict.fromkeys(
         ("masks in jit", "no noise"), set(config.steps)
     )
-    assert set(frame["step_size"]) == {module.best_step(tuning)}
+    assert set(frame["step_size"]) == {module.recorded_step(tuning)}
     free = tuning[tuning["phase"] == "final"]
     assert set(free["way"]) == {"no noise"} and set(free["seed"]) == {1}
     assert module.main(arguments) == 0
@@ -61,7 +61,7 @@ def test_the_step_is_that_of_the_least_mean_loss():
         ("masks in jit", 0.1, 0.6), ("masks in jit", 0.03, 0.7), ("no noise", 0.03, 0.2),
     ]  # fmt: skip
     frame = pandas.DataFrame(rows, columns=["way", "step_size", "test_loss"])
-    assert module.best_step(frame.assign(phase="tuning")) == 0.1
+    assert module.recorded_step(frame.assign(phase="tuning")) == 0.1
 
 
 def test_a_bit_is_another_model():
