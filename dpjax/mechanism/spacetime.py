@@ -147,7 +147,7 @@ def design(
     return JointDesign(strategy, covariance, history[-1], *bounds, tuple(history), converged)
 
 
-def factor_over_agents(schedule: workload.Schedule, strategy: Strategy) -> Factor:
+def factor_over_agents(schedule: workload.MixingSchedule, strategy: Strategy) -> Factor:
     """Return F with F'F = M, where tr(M R) is the energy of noise with covariance (C'C)^-1 (x) R.
 
     M = sum_{s,t} K_st sum_{tau >= max(s,t)} (W^{tau-t+1})' W^{tau-s+1},  K = (C'C)^-1; C = I

@@ -76,7 +76,7 @@ def gram(
     return gram_of(schedule, rounds, root)
 
 
-def gram_of(schedule: Schedule, rounds: int, root: Matrix | None = None) -> Gram:
+def gram_of(schedule: MixingSchedule, rounds: int, root: SquareMatrix | None = None) -> Gram:
     """Return H of a checked schedule, for R = Q Q' with root Q; None for I."""
     weights = _reversing(schedule[0]) if len(schedule) == 1 else None
     if weights is not None:

@@ -503,7 +503,7 @@ class Factored(OverAgents):
         return "shared" if count == 1 else "group"
 
     @property
-    def operator(self) -> Factor:
+    def operator(self) -> _Factor:
         """The factor."""
         return self.factor
 
