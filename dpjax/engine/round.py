@@ -169,6 +169,11 @@ def rounds(
     plans, problems, seeds = tasks
     if not isinstance(plan, Plan):
         raise ValueError(f"plan is {len(plans)} plans; give one, not a list")
+    if agents is not None and plan.config.release:
+        raise ValueError(
+            f"agents is {_validate.shown(agents)} of a release, whose groups would need a key file "
+            "each; give release=False, or leave agents out"
+        )
     place = Checkpoint(key_file=key_file)
     checkpoint.check_storage(plans, place)
     arguments.check_device(plans, None)
@@ -214,6 +219,10 @@ class _Instance(NamedTuple):
     mark: PRNGKeyArray
     models: Models
     last: Int[Array, ""]
+
+    def __repr__(self) -> str:
+        # Tracebacks that show local variables print it.
+        return "_Instance(...)"
 
 
 def _open_release(tasks: Tasks, data: Inputs, instance: _Instance, place: Checkpoint) -> Storage:
@@ -295,6 +304,7 @@ def _functions(
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
         _check_form(state, first)
+        _check_sent(sent)
         new = _incoming(statics, instance, state, sent, received)
         # The program has checked the form of what was received.
         survivors = statics.method.exchange.min_survivors(statics.agents)
@@ -320,6 +330,11 @@ def _check_form(state: State, first: State) -> None:
         raise ValueError(f"state is {type(state).__name__}; give a State of these rounds")
     parts, expected = [(form.models, form.memory, form.round) for form in (state, first)]
     host.check_delivered("state is", parts, expected, "these rounds have")
+
+
+def _check_sent(sent: Outgoing) -> None:
+    if not isinstance(sent, Outgoing):
+        raise ValueError(f"sent is {type(sent).__name__}; give what outgoing returned")
 
 
 def _secret_at(statics: Statics, instance: _Instance, done: Array) -> Secret:
@@ -459,11 +474,6 @@ def _rounds_of_agents(
     may store on disk for everybody.
     """
     _check_network(plan)
-    if plan.config.release:
-        raise ValueError(
-            f"agents is {_validate.shown(agents)} of a release, whose groups would need a key file "
-            "each; give release=False, or leave agents out"
-        )
     members = _validate.agents("agents", agents, maximum=plan.agents - 1)
     if not members or len(set(members)) != len(members):
         raise ValueError(f"agents is {_validate.shown(agents)}; give one or more, each once")
@@ -525,6 +535,7 @@ def _rounds_of_agents(
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
         _check_form(state, first)
+        _check_sent(sent)
         expected = shapes(sent.message, len(members), widest)
         host.check_delivered("received is", received, expected)
         return _incoming_of_agents(statics, own, combine, state, sent, received)

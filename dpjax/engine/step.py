@@ -308,6 +308,10 @@ class Data(NamedTuple):
     offsets: Tree = None
     frozen: Models = None
 
+    def __repr__(self) -> str:
+        # Records have no place in tracebacks that show local variables.
+        return "Data(...)"
+
 
 class Members(NamedTuple):
     """Some of all agents, whose rounds are done without the others.

@@ -397,11 +397,15 @@ def by_agent(part: Method) -> bool:
     Args:
         part: A method on its network.
     """
-    kinds = type(part).__mro__
-    stated = next(kind for kind in kinds if packaged(kind) or "by_agent" in vars(kind))
     functions = ("start", "emit", "send", "absorb")
-    same = all(getattr(stated, name, None) is getattr(kinds[0], name) for name in functions)
-    return part.by_agent and same
+    return part.by_agent and _is_about(part, "by_agent", functions)
+
+
+def _is_about(part: object, statement: str, members: tuple[str, ...]) -> bool:
+    """Whether a class makes a statement itself, or replaces nothing that its base's is about."""
+    kinds = type(part).__mro__
+    stated = next(kind for kind in kinds if packaged(kind) or statement in vars(kind))
+    return all(getattr(stated, name, None) is getattr(kinds[0], name) for name in members)
 
 
 def _packaged_kinds(part: object) -> list[type]:
@@ -616,6 +620,9 @@ def _sampler_rules(config: Any) -> _Rules:
         f"noise {config.label!r}: {amplification.remedy}": not fresh and bands > separation,
         f"accountant {accountant!r}: give 'gdp', the numerical one": accountant != "gdp",
         "one epsilon an agent: give one for all": budget and budget.each is not None,
+        "batches other than its base's: define amplification in its own class": (
+            not _is_about(part, "amplification", ("draw", "key_of", "pattern"))
+        ),
         "release=True: give release=False, which must not be published": config.release,
     }
     return {f"sampler is {text}: {claim} {why}, or use Random": on for why, on in rules.items()}

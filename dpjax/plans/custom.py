@@ -57,6 +57,7 @@ def check_sampler(target: _Part) -> int:
     """
     sampler = target.sampler
     name = f"sampler is {_validate.shown(sampler)}"
+    _validate.one_of("sampler.key_of", sampler.key_of, ("round", "run"))
     draw = jax.jit(sampler.draw)
     few = np.ones(target.agents, np.int32)
     with compatibility.called(sampler, "sampler.divisor or draw"):

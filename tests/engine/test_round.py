@@ -6,6 +6,7 @@ import functools
 import os
 import pickle
 import secrets
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -523,6 +524,24 @@ def test_secrets_are_neither_shown_nor_pickled():
             rounds.outgoing(state._replace(secret=()))
 
 
+@pytest.mark.mutant
+@pytest.mark.parametrize("agents", [None, (3,)])
+def test_tracebacks_with_local_variables_show_no_key_and_no_record(agents, tmp_path):
+    plan, task = make("whisper", release=agents is None)
+    rounds = dp.rounds(plan, task, agents=agents, key_file=None if agents else tmp_path / "key")
+    state = rounds.init()
+    try:
+        rounds.outgoing(state._replace(memory=3))
+    except ValueError as error:
+        shown = "".join(
+            traceback.TracebackException.from_exception(error, capture_locals=True).format()
+        )
+    assert "instance = _Instance(...)" in shown or "own = _Instance(...)" in shown
+    words = jax.random.key_data(state.secret.mark).tolist()
+    assert not any(str(word) in shown for word in words) and "overlaying" not in shown
+    assert "_Instance(...)" in repr(round_._Instance(*[0] * 7))
+
+
 @dataclasses.dataclass(frozen=True)
 class PushSum(dp.methods.DSGD):
     """Models and public weights travel together; each agent divides what it sends."""
@@ -838,6 +857,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="plan is 1 plans; give one, not a list"):
         dp.rounds([plan], task)
     rounds = dp.rounds(plan, task)
+    with pytest.raises(ValueError, match="agents is .* of a release"):
+        dp.rounds(make("whisper", release=True)[0], task, agents=(0,))
     with pytest.raises(ValueError, match="state is int; give a State"):
         rounds.init(3)
     state = rounds.init()
@@ -845,6 +866,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
     for loop in (rounds, dp.rounds(plan, task, agents=(1,))):
         with pytest.raises(ValueError, match="state is Outgoing; give a State"):
             loop.incoming(sent, state, sent.message)
+    with pytest.raises(ValueError, match="sent is dict; give what outgoing returned"):
+        rounds.incoming(state, sent.message, sent.message)
     with pytest.raises(ValueError, match="seed is 'a'"):
         dp.rounds(plan, task, seed="a")
     with pytest.raises(ValueError, match="no plan has release=True"):

@@ -77,7 +77,9 @@ class Moved(Random):
 
 @frozen
 class Padded(Poisson):
-    """Padding counts as the first record."""
+    """Padding counts as the first record; its own word for the loss, as all that draw anew."""
+
+    amplification = Poisson.amplification
 
     def draw(self, key, round, counts):
         drawn = super().draw(key, round, counts)
@@ -112,6 +114,8 @@ class Unlike(Cyclic):
 class Anywhere(Poisson):
     """Coins in every round, at the groups' rate."""
 
+    amplification = Poisson.amplification
+
     def draw(self, key, round, counts):
         other = Poisson(self.expected * self.separation, self.capacity, self.records)
         return other.draw(key, round, counts)
@@ -121,8 +125,22 @@ class Anywhere(Poisson):
 class Alike(Poisson):
     """One batch by any key."""
 
+    amplification = Poisson.amplification
+
     def draw(self, key, round, counts):
         return super().draw(jax.random.key(0), round, counts)
+
+
+@frozen
+class Frozen(Poisson):
+    """One coin for all rounds, where the loss it inherits is of fresh ones."""
+
+    key_of = "run"
+
+
+@frozen
+class Mistyped(Random):
+    key_of = "Round"
 
 
 @frozen
@@ -151,6 +169,8 @@ class Floating(Moved):
 
 @frozen
 class Unpadded(Poisson):
+    amplification = Poisson.amplification
+
     def draw(self, key, round, counts):
         drawn = super().draw(key, round, counts)
         return drawn._replace(padding=drawn.padding[:, :1])
@@ -188,6 +208,8 @@ class Infinite(Random):
         (Rare(4), {"relation": "replace_agent"}, "an agent takes part in every round"),
         (Unlike(4, 3, 12), {}, r"participation is \(1, 3\) and whose pattern is \(4, 3\)"),
         (Anywhere(2.0, 6, separation=3), {"epsilon": 2.0}, "in round 1; .*by the pattern"),
+        (Frozen(4.0, 6), {"epsilon": 2.0}, "define amplification in its own class"),
+        (Mistyped(4), {}, "sampler.key_of is 'Round'; choose one of round, run"),
         (Alike(4.0, 6), {"epsilon": 2.0}, "the same by 4 keys, which amplifies nothing"),
         (
             Early(3, 4, 1),
