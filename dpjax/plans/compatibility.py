@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeAlias
 
 from dpjax import _validate
 from dpjax.accounting.records import Threat
+from dpjax.plans.optimizers import Sgd
 from dpjax.protocols import Method, Networked, Noise
 
 __all__ = ["METHODS"]
@@ -463,9 +464,8 @@ def check_parts(config: Any) -> None:
     if terms.by_round and method_part.sensitivity is not None and steps == "any":
         # How far models move is known of plain steps alone.
         steps = "plain"
-    # By name: the module of optimizers is above this one.
-    plain = any(kind.__name__ == "Sgd" for kind in _packaged_kinds(config.optimizer))
-    constant = plain and getattr(config.optimizer, "decay", None) == "constant"
+    plain = isinstance(config.optimizer, Sgd)
+    constant = plain and config.optimizer.decay == "constant"
     accepted = {"any": True, "plain": plain, "constant": constant}[steps]
     # Only a server's exchange adds up; gossip has no aggregate.
     aggregate = getattr(getattr(method_part, "exchange", None), "aggregate", None)
