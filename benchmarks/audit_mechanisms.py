@@ -44,6 +44,7 @@ from dpjax.algorithms import (
     dsgd,
     exchange,
     federated,
+    methods,
     pairs,
     pmlf,
     random_weights,
@@ -57,7 +58,6 @@ from dpjax.engine import keys
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.plans import (
-    compatibility,
     links,
     noise,
     optimizers,
@@ -106,7 +106,7 @@ METHODS: dict[str, tuple[Any, ...]] = {
     "Encrypted": (random_weights.Encrypted(),),
     "EncryptedOnLinks": (random_weights.Encrypted().on(NETWORK),),
 }
-"""What is audited of each row of methods: the first that goes with the other parts."""
+"""What is audited of each method: the first that goes with the other parts."""
 NOISES: dict[str, tuple[Any, ...]] = {name: (part,) for name, part in noise.DESIGNS.items()} | {
     "prefix_sum": (noise.PrefixSum(), noise.PrefixSum(bands=2)),
     "mafalda": (noise.Mafalda(), noise.Mafalda(bands=2)),
@@ -160,22 +160,20 @@ def rows(part: str) -> list[str]:
     return named[part]
 
 
-def registered(name: str) -> Any:
-    """The registry's row of a method: that of its class, or of the nearest base that has one."""
-    by_class = {row.part: row for row in compatibility.METHODS}
-    kinds = [kind.__name__ for kind in type(METHODS[name][0]).__mro__]
-    return next(by_class[kind] for kind in kinds if kind in by_class)
+def method_terms() -> dict[str, Any]:
+    """Terms of the registry's methods, by name; of one that has its base's, the base's alone."""
+    kinds = [kind for kind in vars(methods).values() if isinstance(kind, type)]
+    return {kind.__name__: kind.terms for kind in kinds if "terms" in vars(kind)}
 
 
 def missing() -> list[str]:
-    """Rows of the registry that have no audit, or no broken copy."""
-    covered = {registered(name).part for name in METHODS}
-    absent = [row.part for row in compatibility.METHODS if row.part not in covered]
+    """Parts of the registries that have no audit, or no broken copy."""
+    absent = [name for name in method_terms() if name not in METHODS]
     audits = {"noises": NOISES, "samplers": SAMPLERS}
     absent += [
         name for part, reference in audits.items() for name in rows(part) if name not in reference
     ]
-    combined = [row.part for row in compatibility.METHODS if row.noises != ()]
+    combined = [name for name, terms in method_terms().items() if terms.payload != "bare"]
     entries = [*combined, *rows("noises"), *rows("samplers")]
     return absent + [f"{name}, a broken copy" for name in entries if name not in BROKEN]
 
@@ -214,19 +212,16 @@ def planned(cell: Cell) -> tuple[Any, str]:
 def cells(expected: Callable[[Cell], bool]) -> Iterator[tuple[Cell, Any, str]]:
     """Cells that are wanted: those that are joined with a plan, those refused with the reason.
 
-    A method and a design that the registry keeps apart are one refused cell; so are those of an
+    A method and a design whose payloads differ are one refused cell; so are those of an
     attacker whom a design defends against under no relation.
     """
     for name, label in itertools.product(rows("methods"), rows("noises")):
-        ours = registered(name)
-        design = noise.DESIGNS[label]
-        theirs = design.terms
-        apart = ours.noises is not None and type(design).__name__ not in ours.noises
-        if apart or (theirs.methods is not None and name not in theirs.methods):
+        theirs = noise.DESIGNS[label].terms
+        if METHODS[name][0].terms.payload not in theirs.payloads:
             result, why = planned(
                 Cell(name, label, "Random", *theirs.attackers[0], "replace_agent")
             )
-            assert result is None, f"{name} joins {label}, though the registry keeps them apart"
+            assert result is None, f"{name} joins {label}, of another payload"
             yield Cell(name, label, *[EVERY] * 4), None, why
             continue
         for attacker, gradients in ATTACKERS:

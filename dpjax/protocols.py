@@ -469,6 +469,48 @@ class Exchange(Protocol):
         return None
 
 
+Payload: TypeAlias = Literal["dsgd", "answer", "sum", "models", "links", "bare"]
+"""Kinds of private payloads, by which methods and noise designs join, see `MethodTerms`."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MethodTerms:
+    """What a method of the package joins, stated in its class as ``terms``.
+
+    A user's class has the terms of its nearest class of the package, whatever it states itself.
+
+    Attributes:
+        payload: The kind of its private payload; a noise design lists those that it joins.
+            "answer": one answer of the query an agent; "dsgd": such an answer, sent in the very
+            messages of D-SGD; "sum": one that a server adds to those of others; "models": models,
+            which plain steps move; "links": a model for every link, as Zip-DL sends it; "bare":
+            what no noise was accounted for.
+        steps: What it joins: "any" optimizer, "plain" steps of a size known beforehand, or plain
+            ones of "constant" size.
+        one_answer: True where an agent's private payload takes one gradient a round as it is, so
+            that an assumed gap between gradients says how far it moves.
+        noisy_means: "own" where the optimizer is given the mean of each agent's own noisy sum, so
+            that the variance of the noise in it is the plan's; "sums" where it is given means over
+            agents, and told the variance with each; None where it is given something else.
+        why: Why no others, with the remedy.
+        unprotected: Why nobody is protected in a run without noise.
+        wraps: Name of its field that holds another method, whose terms are its own.
+
+    Example:
+        >>> from dpjax.algorithms.dsgd import DSGD
+        >>> DSGD.terms.payload, DSGD.terms.steps
+        ('dsgd', 'any')
+    """
+
+    payload: Payload = "answer"
+    steps: Literal["any", "plain", "constant"] = "any"
+    noisy_means: Literal["own", "sums"] | None = None
+    one_answer: bool = False
+    why: str = ""
+    unprotected: str = "no noise is added"
+    wraps: str | None = None
+
+
 class _Described(Protocol):
     """Properties of a method beside its round, with defaults."""
 

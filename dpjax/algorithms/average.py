@@ -17,6 +17,7 @@ from dpjax.protocols import (
     Memory,
     Message,
     Method,
+    MethodTerms,
     Models,
     PublicState,
     Round,
@@ -79,6 +80,8 @@ class Average(Method):
     method: Method
     decay: float = 0.999
     begin: int = 0
+
+    terms = MethodTerms(wraps="method")
 
     def __post_init__(self) -> None:
         """Check the method and the weights."""

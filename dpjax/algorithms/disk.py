@@ -10,7 +10,7 @@ import optax
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Transmission
-from dpjax.protocols import Emission, Models, PublicState, Round, Updates
+from dpjax.protocols import Emission, MethodTerms, Models, PublicState, Round, Updates
 
 __all__ = ["DiSK"]
 
@@ -81,6 +81,8 @@ class DiSK(DSGD):
     kappa: float = 0.7
     gamma: float | None = 0.5
     weights: Literal["paper", "opacus"] = "paper"
+
+    terms = MethodTerms()
 
     def __post_init__(self) -> None:
         """Check the parameters of the filter."""

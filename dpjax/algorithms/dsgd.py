@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import Gossip, Transmission
-from dpjax.protocols import Emission, Method, Models, PublicState, Round, Updates
+from dpjax.protocols import Emission, Method, MethodTerms, Models, PublicState, Round, Updates
 
 __all__ = ["DSGD"]
 
@@ -38,6 +38,7 @@ class DSGD(Method):
 
     stochastic = "rows"
     by_agent = True
+    terms = MethodTerms(payload="dsgd", noisy_means="own", one_answer=True)
 
     def __post_init__(self) -> None:
         """Check the number of gossip steps."""

@@ -19,6 +19,7 @@ from dpjax.protocols import (
     Memory,
     Message,
     Method,
+    MethodTerms,
     Models,
     PublicState,
     Round,
@@ -101,6 +102,15 @@ class Federated(Method):
     local_step_size: float = 1.0
 
     stochastic = "rows"
+    terms = MethodTerms(
+        payload="sum",
+        noisy_means="sums",
+        why=(
+            "its agents know one model, and hide what they send in the sum: give "
+            "noise=dp.noise.SumShares(), or noise.Independent() or PrefixSum() where single "
+            "messages are seen"
+        ),
+    )
 
     def __post_init__(self) -> None:
         """Check the parts of the method."""

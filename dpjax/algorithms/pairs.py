@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import RoundNumber, Transition, beside
-from dpjax.algorithms.tracking import Apart, KeepsMessage, Steps
+from dpjax.algorithms.tracking import HIDDEN_MODELS, Apart, KeepsMessage, Steps
 from dpjax.protocols import (
     Arrays,
     Carry,
@@ -151,6 +151,7 @@ class GradientTracking(_PairSent):
     """
 
     by_agent = True
+    terms = HIDDEN_MODELS
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and tracker are private; the tracker has the newest gradient."""
@@ -239,6 +240,8 @@ class PPDOAGT(_PairSent):
         >>> PPDOAGT().stochastic
         'double'
     """
+
+    terms = HIDDEN_MODELS
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and tracker are private."""

@@ -10,7 +10,7 @@ import optax
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Transmission
-from dpjax.protocols import Emission, Models, PublicState, Round, Updates
+from dpjax.protocols import Emission, MethodTerms, Models, PublicState, Round, Updates
 
 __all__ = ["PMLF"]
 
@@ -72,6 +72,8 @@ class PMLF(DSGD):
 
     length: int = 2
     beta: float = 0.1
+
+    terms = MethodTerms(noisy_means="own")
 
     def __post_init__(self) -> None:
         """Check the weights."""

@@ -1,7 +1,7 @@
 """Methods that hide gradients behind random weights, without noise and without any DP."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, TypeAlias
 
 import jax
@@ -20,6 +20,7 @@ from dpjax.protocols import (
     Exchange,
     Message,
     Method,
+    MethodTerms,
     Models,
     Networked,
     PublicState,
@@ -44,6 +45,14 @@ class Unbounded:
 
     stochastic: ClassVar[Stochastic] = "double"
     reads_private_models = True
+    terms = MethodTerms(
+        payload="bare",
+        steps="plain",
+        why=(
+            "it sends what no noise was accounted for, a reference or a method without DP: give "
+            "noise=None and optimizer=dp.optimizers.Sgd(step_size, decay)"
+        ),
+    )
 
     def sensitivity(
         self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing
@@ -130,6 +139,13 @@ class CorrelatedRandomness(Unbounded, Method):
     until: int = 10
 
     exchange = _PerLink()
+    terms = replace(
+        Unbounded.terms,
+        unprotected=(
+            "weights and steps are random, and no epsilon follows; whoever sees all links can "
+            "solve for gradients"
+        ),
+    )
 
     def __post_init__(self) -> None:
         """Check the number of iterations."""
@@ -262,6 +278,14 @@ class Encrypted(Unbounded, Networked):
         0.5774
     """
 
+    terms = replace(
+        Unbounded.terms,
+        unprotected=(
+            "links carry ciphertexts where a transport encrypts them, and no epsilon follows; a "
+            "neighbour learns weighted differences of models"
+        ),
+    )
+
     def on(self, mixing: SquareMatrix) -> "EncryptedOnLinks":
         """The method on a network's links: factors are drawn below a root of 1 / (degree + 1).
 
@@ -307,6 +331,7 @@ class EncryptedOnLinks(Unbounded, Method):
     largest: float
 
     exchange = Pulls()
+    terms = Encrypted.terms
 
     def payload(self, models: Models) -> Shielded:
         """A model and the weights of a round."""

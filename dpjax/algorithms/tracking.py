@@ -17,6 +17,7 @@ from dpjax.protocols import (
     Emission,
     Message,
     Method,
+    MethodTerms,
     Models,
     PublicState,
     Round,
@@ -30,6 +31,19 @@ Apart = Callable[[float], float]
 """The distance of two neighbours' answers as a function of the distance of their models."""
 Steps: TypeAlias = Float[np.ndarray, " T"]
 """Step sizes of all rounds."""
+
+
+HIDDEN_MODELS = MethodTerms(
+    payload="models",
+    steps="plain",
+    one_answer=True,
+    why=(
+        "it hides models, which plain steps move by amounts known beforehand: give "
+        "noise=dp.noise.ScheduledLaplace(ratio) or ScheduledGaussian(ratio), or None, and "
+        "optimizer=dp.optimizers.Sgd(step_size, decay)"
+    ),
+)
+"""Of methods that send models with noise."""
 
 
 class Sent(NamedTuple):
@@ -131,6 +145,8 @@ class Tracking(ModelSent):
 
     beta: float
 
+    terms = HIDDEN_MODELS
+
     def __post_init__(self) -> None:
         """Check that float32 holds beta."""
         _validate.fields(self, _validate.single_precision, "beta", minimum=1e-9, maximum=1e9)
@@ -181,6 +197,8 @@ class DPOP(ModelSent):
 
     box: float | None = None
 
+    terms = HIDDEN_MODELS
+
     def __post_init__(self) -> None:
         """Check the box."""
         if self.box is not None:
@@ -219,6 +237,7 @@ class DGD(ModelSent):
     """
 
     reads_private_models = True
+    terms = HIDDEN_MODELS
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message

@@ -9,7 +9,16 @@ from jaxtyping import Float, Int
 
 from dpjax.algorithms.exchange import PerLinkMessages
 from dpjax.algorithms.tracking import Apart, Steps
-from dpjax.protocols import Emission, Method, Models, Networked, PublicState, Round, Updates
+from dpjax.protocols import (
+    Emission,
+    Method,
+    MethodTerms,
+    Models,
+    Networked,
+    PublicState,
+    Round,
+    Updates,
+)
 from dpjax.topology.links import message_pairs
 from dpjax.topology.mixing import Mixing, SquareMatrix
 
@@ -67,6 +76,15 @@ class ZipDL(Networked):
     """
 
     stochastic = "rows"
+    terms = MethodTerms(
+        payload="links",
+        steps="constant",
+        why=(
+            "it hides updated models by noise of their own on every link, which a step of constant "
+            "size moves by a known amount: give noise=dp.noise.ZeroSum() and "
+            "optimizer=dp.optimizers.Sgd(step_size)"
+        ),
+    )
 
     def on(self, mixing: SquareMatrix) -> "ZipDLOnLinks":
         """The method on a network's links.

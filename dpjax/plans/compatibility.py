@@ -1,10 +1,11 @@
 """Which parts go together: what each states, and the reasons.
 
-`check_parts` holds a config to it. A noise design states its `NoiseTerms` in its class, and a
-method has a row of `METHODS`. A user's own class is what its nearest class of the package is (a
-subclass of `Correlated`, say), or a method of one payload an agent, for which an outsider's loss
-holds because messages depend on data through the noisy payload alone.
-That a user's own part does what it says is the user's word, and `custom_names` names it.
+`check_parts` holds a config to it. A noise design states its `NoiseTerms` in its class, a method
+its `dpjax.protocols.MethodTerms`, and they join by the kind of the payload. A user's own class is
+what its nearest class of the package is (a subclass of `Correlated`, say), or a method of one
+payload an agent, for which an outsider's loss holds because messages depend on data through the
+noisy payload alone. That a user's own part does what it says is the user's word, and `custom_names`
+names it.
 """
 
 import contextlib
@@ -23,54 +24,18 @@ from typing import Any, Literal, TypeAlias
 from dpjax import _validate
 from dpjax.accounting.records import Threat
 from dpjax.plans.optimizers import Sgd
-from dpjax.protocols import Method, Networked, Noise
+from dpjax.protocols import Method, MethodTerms, Networked, Noise, Payload
 
-__all__ = ["METHODS"]
+__all__ = ()
 
 _Rules: TypeAlias = dict[str, object]
 """Texts of refusals, each with what is true where it holds."""
 
+ANSWERS: tuple[Payload, ...] = ("dsgd", "answer")
+"""Payloads of one answer an agent, which noise joins by default."""
 OUTSIDER = (("outsider", "any"),)
-INDEPENDENT_KEYS = tuple((attacker, "any") for attacker in ("outsider", "node", "coalition"))
-KEYS_APART = tuple(
-    (attacker, gradients)
-    for gradients in ("any", "view")
-    for attacker in ("outsider", "node", "coalition")
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodRow:
-    """A row of `METHODS`.
-
-    Attributes:
-        part: Name of its class.
-        noises: Names of the noise parts it joins; None is all whose payload is one an agent.
-        steps: What it joins: "any" optimizer, "plain" steps of a size known beforehand, or plain
-            ones of "constant" size.
-        one_answer: True where an agent's private payload takes one gradient a round as it is, so
-            that an assumed gap between gradients says how far it moves.
-        noisy_means: "own" where the optimizer is given the mean of each agent's own noisy sum, so
-            that the variance of the noise in it is the plan's; "sums" where it is given means over
-            agents, and told the variance with each; None where it is given something else.
-        why: Why no others, with the remedy.
-        unprotected: Why nobody is protected in a run without noise.
-        wraps: Name of its field that holds another method, whose row is its own.
-
-    Example:
-        >>> from dpjax.plans import compatibility
-        >>> compatibility.MethodRow(part="Mine", noises=("ScheduledLaplace",)).steps
-        'any'
-    """
-
-    part: str
-    noises: tuple[str, ...] | None = None
-    steps: Literal["any", "plain", "constant"] = "any"
-    noisy_means: Literal["own", "sums"] | None = None
-    one_answer: bool = False
-    why: str = ""
-    unprotected: str = "no noise is added"
-    wraps: str | None = None
+INDEPENDENT_KEYS = (*OUTSIDER, ("node", "any"), ("coalition", "any"))
+KEYS_APART = (*INDEPENDENT_KEYS, ("outsider", "view"), ("node", "view"), ("coalition", "view"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +44,9 @@ class NoiseTerms:
 
     Attributes:
         attackers: Pairs of attacker and gradients for which its loss is known and finite.
-        methods: Names of the methods it joins; None is all whose payload is one an agent.
+        payloads: The kinds of payloads that it joins, see `dpjax.protocols.MethodTerms`: with
+            "answer" D-SGD's too, as its loss is that of any answers. Without "answer" its loss is
+            that of the very messages of the methods that have such a payload.
         loss: "gaussian"; "pure", epsilon at every delta; or "zcdp", known in zCDP alone.
         by_round: True where its scale changes by round and its loss follows from how far the
             payload moves, which any method may say of its own: clipped in the norm that the noise
@@ -87,7 +54,7 @@ class NoiseTerms:
         released: Whether a run in one process may be a release.
         known_variance: Whether the plan knows the variance that optimizers may ask for.
         inherited: Whether a user's class may have them by inheritance alone, without a promise of
-            its own: a method's list of designs then does not count for it.
+            its own: a method's kind of payload then does not count for it.
         why: Why no others, with the remedy.
 
     Example:
@@ -97,7 +64,7 @@ class NoiseTerms:
     """
 
     attackers: tuple[tuple[str, str], ...] = OUTSIDER
-    methods: tuple[str, ...] | None = None
+    payloads: tuple[Payload, ...] = ANSWERS
     by_round: bool = False
     loss: Literal["gaussian", "pure", "zcdp"] = "gaussian"
     released: bool = True
@@ -120,8 +87,11 @@ _SECRET_KEYS = (
 )
 OWN_KEYS = NoiseTerms(attackers=INDEPENDENT_KEYS, why=_SECRET_KEYS)
 """Of designs in which every agent draws its noise alone."""
+TO_SERVER = dataclasses.replace(OWN_KEYS, payloads=(*ANSWERS, "sum"))
+"""Of those among them that messages to a server carry, too."""
 SCHEDULED = NoiseTerms(
     attackers=INDEPENDENT_KEYS,
+    payloads=(*ANSWERS, "models"),
     by_round=True,
     released=False,
     why=(
@@ -133,72 +103,13 @@ SCHEDULED = NoiseTerms(
 SIMULATED = "a run in one process holds all keys, so it is a simulation (release=False)"
 """Why noise with secrets of several holders is not released by one process."""
 
-_MODELS = (
-    "it hides models, which plain steps move by amounts known beforehand: give "
-    "noise=dp.noise.ScheduledLaplace(ratio) or ScheduledGaussian(ratio), or None, and "
-    "optimizer=dp.optimizers.Sgd(step_size, decay)"
-)
-_BARE = (
-    "it sends what no noise was accounted for, a reference or a method without DP: give noise=None "
-    "and optimizer=dp.optimizers.Sgd(step_size, decay)"
-)
 
-_CIPHERED = (
-    "links carry ciphertexts where a transport encrypts them, and no epsilon follows; a neighbour "
-    "learns weighted differences of models"
-)
-_bare = functools.partial(MethodRow, noises=(), steps="plain", why=_BARE)
-_hidden = functools.partial(
-    MethodRow,
-    noises=("ScheduledGaussian", "ScheduledLaplace"),
-    steps="plain",
-    one_answer=True,
-    why=_MODELS,
-)
+class _Own:
+    """A method of a user's own, of no class of the package."""
 
-METHODS = (
-    MethodRow(part="DSGD", noisy_means="own", one_answer=True),
-    MethodRow(part="DiSK"),
-    MethodRow(part="PMLF", noisy_means="own"),
-    MethodRow(part="Average", wraps="method"),
-    MethodRow(
-        part="ZipDL",
-        noises=("ZeroSum",),
-        steps="constant",
-        why=(
-            "it hides updated models by noise of their own on every link, which a step of constant "
-            "size moves by a known amount: give noise=dp.noise.ZeroSum() and "
-            "optimizer=dp.optimizers.Sgd(step_size)"
-        ),
-    ),
-    MethodRow(
-        part="Federated",
-        noisy_means="sums",
-        noises=("SumShares", "Discrete", "Independent", "PrefixSum"),
-        why=(
-            "its agents know one model, and hide what they send in the sum: give "
-            "noise=dp.noise.SumShares(), or noise.Independent() or PrefixSum() where single "
-            "messages are seen"
-        ),
-    ),
-    *(_hidden(part=part) for part in ("Tracking", "DPOP", "DGD", "GradientTracking", "PPDOAGT")),
-    # The base of methods whose messages nothing bounds, contrib's references among them.
-    _bare(part="Unbounded"),
-    _bare(
-        part="CorrelatedRandomness",
-        unprotected=(
-            "weights and steps are random, and no epsilon follows; whoever sees all links can "
-            "solve for gradients"
-        ),
-    ),
-    _bare(part="Encrypted", unprotected=_CIPHERED),
-    _bare(part="EncryptedOnLinks", unprotected=_CIPHERED),
-)
-"""One row a method."""
-
-_CUSTOM = MethodRow(
-    part="", one_answer=True, why="its sensitivity is of plain steps: give Sgd(step_size, decay)"
-)
+    terms = MethodTerms(
+        one_answer=True, why="its sensitivity is of plain steps: give Sgd(step_size, decay)"
+    )
 
 
 # Contrib promises nothing, so a guarantee names what it takes from there.
@@ -365,19 +276,26 @@ def _held(part: object, is_custom: bool) -> list[object]:
     return values
 
 
-def method(part: object) -> MethodRow:
-    """Return the row of a method; one that wraps another joins what that one does.
+def _stating(part: object, kind: type) -> type | None:
+    """The nearest class of the package that states terms of a kind; None of a user's own.
+
+    A user's class cannot state terms: these promise who is protected.
+    """
+    for base in type(part).__mro__:
+        if packaged(base) and isinstance(vars(base).get("terms"), kind):
+            return base
+    return None
+
+
+def method(part: object) -> MethodTerms:
+    """Return the terms of a method; one that wraps another joins what that one does.
 
     Args:
         part: A method, or one placed on a network.
     """
-    rows = {row.part: row for row in METHODS}
-    # The nearest class counts: a method that joins other parts than its base has its own row.
-    names = [kind.__name__ for kind in _packaged_kinds(part) if kind.__name__ in rows]
-    row = rows[names[0]] if names else _CUSTOM
-    if row.wraps is None:
-        return row
-    return dataclasses.replace(method(getattr(part, row.wraps)), part=row.part)
+    stating = _stating(part, MethodTerms) or _Own
+    terms: MethodTerms = stating.terms  # type: ignore[attr-defined]
+    return terms if terms.wraps is None else method(getattr(part, terms.wraps))
 
 
 def in_sums(part: object) -> bool:
@@ -409,19 +327,6 @@ def _is_about(part: object, statement: str, members: tuple[str, ...]) -> bool:
     return all(getattr(stated, name, None) is getattr(kinds[0], name) for name in members)
 
 
-def _packaged_kinds(part: object) -> list[type]:
-    """The classes of the package that a part's class is, or inherits, the nearest first."""
-    return [kind for kind in type(part).__mro__ if packaged(kind)]
-
-
-def _design(part: Noise) -> type | None:
-    """The nearest class of the package that has terms of a noise design; None of a user's own.
-
-    A user's class cannot state terms: these promise who is protected.
-    """
-    return next((kind for kind in _packaged_kinds(part) if hasattr(kind, "terms")), None)
-
-
 def noise(part: Noise | None) -> NoiseTerms:
     """Return the terms of a noise design; one of a user's own goes by the secrets that it states.
 
@@ -430,12 +335,13 @@ def noise(part: Noise | None) -> NoiseTerms:
     """
     if part is None:
         return CORRELATED
-    design = _design(part)
+    design = _stating(part, NoiseTerms)
     if design is not None:
         return design.terms  # type: ignore[attr-defined]
     # As in a guarantee, a class says itself who knows its secrets, and inherits no promise.
     secrets = part.secrets if "secrets" in vars(type(part)) else None  # type: ignore[attr-defined]
     return NoiseTerms(
+        inherited=True,
         attackers=INDEPENDENT_KEYS if secrets in ("own", "links") else OUTSIDER,
         why=(
             f"its class states secrets {secrets!r}, which promises an outsider's loss alone: give "
@@ -490,10 +396,10 @@ def check_parts(config: Any) -> None:
     # All other accountants turn one mu into an epsilon, each by its own rule.
     counted = accountant if accountant in ("pure", "zcdp") else "gaussian"
     norm = "l1" if terms.loss == "pure" else "l2"
-    design = _design(noise_part)
-    # Any correlated noise of a user's own is the user's word, whatever method it is given to.
-    is_custom = design is None or (terms.inherited and not packaged(type(noise_part)))
-    excluded = row.noises is not None and not is_custom and design.__name__ not in row.noises  # type: ignore[union-attr]
+    # Noise of a user's own is the user's word, whatever method it is given to.
+    is_custom = terms.inherited and not packaged(type(noise_part))
+    # Of one answer an agent the design says it, in `check_noise`.
+    excluded = row.payload not in {*ANSWERS, *terms.payloads} and not is_custom
     refusals = {
         f"protect has gradient_gap {gap}, which says how far one gradient moves, and the method "
         "combines several: clip what it combines (clip_norm)": gap is not None
@@ -551,21 +457,23 @@ def check_noise(
     name = "Correlated" if part is None else type(part).__name__
     kind = type(emitter).__name__
     attackers = INDEPENDENT_KEYS if independent_keys else terms.attackers
-    base = method(emitter).part
+    base = _stating(emitter, MethodTerms) or _Own
+    of_messages = "answer" not in terms.payloads
     # Such a loss follows from the messages themselves, which a subclass may change. One of a
     # user's own is the user's word, and named; one of the package states a view of its own.
-    lacks_view = kind != base and packaged(type(emitter))
+    lacks_view = base is not type(emitter) and packaged(type(emitter))
     refusals = {
         f"method is {kind} under gradients 'view', and the loss of noise {name} is that of the "
-        f"very messages of {base}: give gradients='any', or the method a view and a row": (
-            protect.gradients == "view" and terms.methods is not None and lacks_view
+        f"very messages of {base.__name__}: give gradients='any', or the method a view and a row": (
+            protect.gradients == "view" and of_messages and lacks_view
         ),
         f"method is {kind}, which noise {name} does not join: {terms.why}": (
-            terms.methods is not None and base not in terms.methods
+            # As the class states it: of a method that wraps another these are other messages.
+            of_messages and base.terms.payload not in terms.payloads  # type: ignore[attr-defined]
         ),
         f"method is {kind}, whose payload is no answer of the query, which noise {name} does not "
         "join: its loss is that of clipped sums; emit the query's total": (
-            terms.methods is None and emitter.sensitivity is not None and not terms.by_round
+            not of_messages and emitter.sensitivity is not None and not terms.by_round
         ),
         f"protect has attacker {protect.attacker!r} and gradients {protect.gradients!r}, for "
         f"which noise {name} has no finite loss that is known: {terms.why}": (
@@ -628,7 +536,7 @@ def _sampler_rules(config: Any) -> _Rules:
     return {f"sampler is {text}: {claim} {why}, or use Random": on for why, on in rules.items()}
 
 
-def _unknown_variance(config: Any, row: MethodRow, terms: NoiseTerms) -> str:
+def _unknown_variance(config: Any, row: MethodTerms, terms: NoiseTerms) -> str:
     """Why the plan does not know the noise's variance; "" where it does."""
     # Of what is not the noisy mean itself, the plan's variance would be of something else.
     if row.noisy_means is None:

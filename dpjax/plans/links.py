@@ -200,7 +200,7 @@ class PairKeys(ScaledNoise):
     look = Look("DECOR, keys at both ends", "#44AA99", "<", (0, (5, 1.5, 1, 1.5, 1, 1.5)))
     terms = NoiseTerms(
         attackers=KEYS_APART,
-        methods=("DSGD",),
+        payloads=("dsgd",),
         released=False,
         why=(
             "its loss is known for D-SGD (method=DSGD()), and with gradients='view' for steps of "
@@ -289,7 +289,7 @@ class ZeroSum(ScaledNoise):
     look = Look("Zip-DL", "#CC6677", ">", "--")
     terms = NoiseTerms(
         attackers=(("node", "view"), ("coalition", "view")),
-        methods=("ZipDL",),
+        payloads=("links",),
         released=False,
         why=(
             "it is Zip-DL's (method=ZipDL()), whose loss is finite only for nodes, and for "

@@ -24,7 +24,7 @@ from dpjax.mechanism.design import Design
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
 from dpjax.plans.calibration import AgentBound, Factored, Target, check_applied_strategy
-from dpjax.plans.compatibility import CORRELATED, OWN_KEYS, SHARED_SEED, NoiseTerms
+from dpjax.plans.compatibility import CORRELATED, OWN_KEYS, SHARED_SEED, TO_SERVER, NoiseTerms
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.polynomial import Polynomial
 from dpjax.plans.scheduled import ScheduledGaussian, ScheduledLaplace
@@ -187,7 +187,7 @@ class Independent(Correlated):
     label = "independent"
     look = Look("LDP", "#E69F00", "o")
     title = "LDP (independent)"
-    terms = OWN_KEYS
+    terms = TO_SERVER
 
 
 class Pairwise(Correlated):
@@ -376,6 +376,7 @@ class PrefixSum(_Banded):
 
     label = "prefix_sum"
     look = Look("D-MF", "#999933", "X", "--")
+    terms = TO_SERVER
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ _LONGER = 1.01
 
 SUMMED = NoiseTerms(
     attackers=(("aggregator", "any"),),
-    methods=("Federated",),
+    payloads=("sum",),
     released=False,
     why=(
         "its loss is that of sums of which nobody sees a part: give "

@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks import audit_mechanisms as audit
 from benchmarks.audit_mechanisms import Cell
-from dpjax.plans import compatibility
+from dpjax.algorithms import methods
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.plans import noise as noise_
 from dpjax.results import records
 
@@ -57,8 +58,8 @@ CASES = [
 
 def joining() -> set[str]:
     """Names of all rows that a private run can have."""
-    methods = {row.part for row in compatibility.METHODS if row.noises != ()}
-    return methods | {*audit.rows("noises"), *audit.rows("samplers")}
+    private = {name for name, terms in audit.method_terms().items() if terms.payload != "bare"}
+    return private | {*audit.rows("noises"), *audit.rows("samplers")}
 
 
 def test_every_row_attacker_and_relation_is_audited_here() -> None:
@@ -71,8 +72,8 @@ def test_every_row_attacker_and_relation_is_audited_here() -> None:
 
 @pytest.mark.mutant
 def test_a_row_without_an_audit_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = compatibility.MethodRow(part="Mine")
-    monkeypatch.setattr(compatibility, "METHODS", (*compatibility.METHODS, method))
+    method = type("Mine", (DSGD,), {"terms": DSGD.terms})
+    monkeypatch.setattr(methods, "Mine", method, raising=False)
     assert audit.missing() == ["Mine", "Mine, a broken copy"]
     with pytest.raises(SystemExit, match="no audit of Mine"):
         audit.main(["--quick"])
@@ -120,7 +121,7 @@ def test_what_is_refused_is_listed_with_the_plan_s_reason() -> None:
     )
     node = Cell("ZipDL", "zip_dl", every, "outsider", "any", every)
     assert "finite only for nodes" in refused[node]
-    assert len(apart | kept) < len(compatibility.METHODS) * len(audit.rows("noises"))
+    assert len(apart | kept) < len(audit.METHODS) * len(audit.rows("noises"))
 
 
 def test_the_page_is_the_record_s() -> None:

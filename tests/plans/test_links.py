@@ -14,24 +14,13 @@ import optax
 import pytest
 
 from dpjax.accounting import gdp, views
-from dpjax.algorithms import (
-    average,
-    disk,
-    dsgd,
-    federated,
-    pairs,
-    pmlf,
-    random_weights,
-    tracking,
-    zip_dl,
-)
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.contrib.trace import trace
 from dpjax.engine import inputs
 from dpjax.engine.step import Statics
 from dpjax.learning.samplers import Poisson
-from dpjax.plans import calibration, compatibility, noise, plan, scheduled
+from dpjax.plans import calibration, noise, plan, scheduled
 from dpjax.plans.calibration import DrawnNoise
 from dpjax.plans.links import PairKeys, ScaledNoise, ZeroSum
 from dpjax.plans.optimizers import Chain, Sgd
@@ -43,18 +32,6 @@ from dpjax.topology.links import link_pairs
 from dpjax.transforms import noise as noise_
 from tests.support import algorithm_of, make_config, make_problem, retargeted, run
 
-METHODS = (
-    average,
-    disk,
-    dsgd,
-    federated,
-    federated,
-    pairs,
-    pmlf,
-    random_weights,
-    tracking,
-    zip_dl,
-)
 T, SHARED = 5, 3.0
 RING = mixing.metropolis_hastings(graphs.ring(7))
 KEY = jax.random.key(7, impl="threefry2x32")
@@ -759,10 +736,8 @@ def test_planned_phases_of_one_coalition_lose_what_one_long_run_does(network, sm
         one.guarantee.within(Budget(1000.0, one.guarantee.delta))
 
 
-def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
+def test_every_design_is_a_part_and_has_a_colour_of_its_own():
     assert set(plots.TITLES) == {*noise.DESIGNS, "non_private", "central"}
-    for row in compatibility.METHODS:
-        assert any(hasattr(room, row.part) for room in METHODS), row.part
     looks = [(look.color, look.marker, look.line) for look in plots.LOOKS.values()]
     assert len(set(looks)) == len(looks)
     # All parts that `dp.noise` names, and no other.

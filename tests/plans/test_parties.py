@@ -11,13 +11,14 @@ import pytest
 
 from dpjax.accounting import gdp, parties, views
 from dpjax.accounting.parties import ANOTHER
+from dpjax.algorithms import methods
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Sum
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking
 from dpjax.algorithms.pmlf import PMLF
-from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted, EncryptedOnLinks
+from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.contrib.references import EXTRA, NIDS
@@ -227,12 +228,13 @@ def test_gossip_steps_and_filters_change_nothing_for_other_parties(row):
 def test_every_row_of_the_registry_has_an_answer():
     every = [one for row in PLANS for one in made(row)]
     designs = [one.config.noise for one in every if one.noise is not None]
-    methods = {compatibility.method(one.config.method).part for one in every}
     # Designs of equal terms protect the same parties.
     answered = {compatibility.noise(design) for design in designs}
     assert {design.terms for design in noise.DESIGNS.values()} <= answered
-    # EncryptedOnLinks is Encrypted, placed on its network.
-    assert {row.part for row in compatibility.METHODS} - methods == {EncryptedOnLinks.__name__}
+    # A method without terms of its own has its base's.
+    registered = [getattr(methods, name) for name in methods.__all__]
+    stating = {kind for kind in registered if "terms" in vars(kind)}
+    assert stating <= {type(one.config.method) for one in every}
     for one in every:
         silent = one.config.label.startswith("mine") and isinstance(one.config.noise, Mine)
         assert (one.guarantee.secrets is None) == (silent or one.noise is None)
