@@ -58,6 +58,7 @@ from dpjax.engine import keys
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.plans import (
+    compatibility,
     links,
     noise,
     optimizers,
@@ -938,7 +939,7 @@ def _reasons(refused: list[dict[str, Any]]) -> dict[str, list[str]]:
             continue
         if ", which method " in refusal:
             name = case["method"]
-            reason = registered(name).why
+            reason = compatibility.method(METHODS[name][0]).why
         else:
             name = case["noise"]
             reason = noise.DESIGNS[name].terms.why
