@@ -1,13 +1,13 @@
 """What an algorithm costs every agent: `dpjax.account`, and what `dpjax account` prints of it.
 
-Noise has standard deviation sigma x clip norm, as `NOISE` says for each algorithm; strategies over
-rounds are scaled to sensitivity 1, so that sigma alone decides their loss to an eavesdropper.
+Noise has standard deviation sigma x clip norm, as `ALGORITHMS` says for each of them; strategies
+over rounds are scaled to sensitivity 1, so that sigma alone decides their loss to an eavesdropper.
 """
 
 import math
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -18,6 +18,7 @@ from dpjax import _validate
 from dpjax.accounting import budget, gdp, parties, views, wording
 from dpjax.accounting.attacker import GradientDependence
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.records import Secrets
 from dpjax.accounting.rounding import MARGIN, delta_text, loose_delta, up
 from dpjax.commands import inputs
 from dpjax.mechanism import temporal
@@ -29,7 +30,6 @@ from dpjax.topology.mixing import SquareMatrix
 
 __all__ = ["Account", "account", "distances", "tighter_losses"]
 
-_Algorithm = Literal["dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"]
 _Trust = Literal["ldp", "pndp", "secldp"]
 _ZeroSum = Literal["messages", "with_own_copy"]
 _Agents: TypeAlias = Sequence[int]
@@ -38,23 +38,47 @@ _Group: TypeAlias = tuple[int, ...]
 _Names: TypeAlias = Sequence[str]
 """What the file of edges calls the agents."""
 
-_SCALED = "C scaled to sensitivity 1 for this participation: the loss to an eavesdropper is 1 / "
-NOISE = {
-    "dsgd": "fresh for every agent and round, sigma x clip a coordinate",
-    "anti_pgd": f"sigma x clip x (C^-1 Z)_t, z_t - z_t-1; {_SCALED}sigma (zero-out)",
-    "mafalda": f"sigma x clip x (C^-1 Z)_t; {_SCALED}sigma (zero-out)",
-    "prefix_sum": f"sigma x clip x (C^-1 Z)_t; {_SCALED}sigma (zero-out)",
-    "muffliato": "fresh for every agent and gradient, sigma x clip a coordinate, then gossiped",
-    "decor": (
-        "own, sigma x clip a coordinate; and on every link a secret of sqrt(shared) x sigma x "
-        "clip, added at one end and subtracted at the other"
+
+class _Algorithm(NamedTuple):
+    """An algorithm of the command.
+
+    Attributes:
+        noise: What it adds, and sigma in it.
+        view: The algorithm at clip 1 and noise 1, of W and its options.
+        options: Their names.
+        secrets: Who draws the noise from which secret.
+        design: Its noise over rounds, where that is a design.
+    """
+
+    noise: str
+    view: Callable[..., views.LinearAlgorithm] = views.dsgd
+    options: tuple[str, ...] = ("gossip_steps",)
+    secrets: Secrets = "own"
+    design: noise.Correlated | None = None
+
+
+ALGORITHMS = {
+    "dsgd": _Algorithm("fresh for every agent and round, sigma x clip a coordinate"),
+    **{part.label: _Algorithm(part.account, design=part) for part in noise.PARTS if part.account},
+    "muffliato": _Algorithm(
+        "fresh for every agent and gradient, sigma x clip a coordinate, then gossiped"
     ),
-    "zip_dl": (
+    "decor": _Algorithm(
+        "own, sigma x clip a coordinate; and on every link a secret of sqrt(shared) x sigma x "
+        "clip, added at one end and subtracted at the other",
+        views.decor,
+        ("gossip_steps", "shared"),
+        "links",
+    ),
+    "zip_dl": _Algorithm(
         "z_k - mean(z) for message k of a node, z_k of sigma x clip a coordinate, the mean over "
-        "its messages (zero_sum: with or without its own copy)"
+        "its messages (zero_sum: with or without its own copy)",
+        views.zip_dl,
+        ("zero_sum",),
+        "links",
     ),
 }
-"""Standard deviation of each algorithm's noise."""
+"""Every algorithm by its name on the command line; those of a noise design bear its label."""
 
 _ROUNDING = 1e-9
 """Losses agree with exact arithmetic to 1e-10; stated losses are rounded up by this share."""
@@ -82,7 +106,7 @@ class Account(NamedTuple):
     Attributes:
         attackers: Sets of nodes that collude; one empty set for an eavesdropper alone.
         participation: Which rounds a record takes part in.
-        sigma: Noise multiplier: standard deviation over the clip norm, as `NOISE` says.
+        sigma: Noise multiplier: standard deviation over the clip norm, as `ALGORITHMS` says.
         rows: By gradients, then attackers, then victim: gradients, attackers, victim, distance
             (None without attackers), mu, epsilon, upper_bound.
 
@@ -115,7 +139,7 @@ class Account(NamedTuple):
 
 def account(
     mixing: SquareMatrix,
-    algorithm: _Algorithm = "dsgd",
+    algorithm: str = "dsgd",
     *,
     relation: inputs.CommandRelation,
     rounds: int,
@@ -137,8 +161,8 @@ def account(
     mu falls as 1 / sigma, so the least sigma is the worst loss at noise 1 over the budget's mu.
 
     Guarantee: in rows of gradients "any", agent u's records (or agent u) are mu-Gaussian-DP against
-    these attackers over all rounds, when noise is as `NOISE` says; in rows of "view" only if the
-    other agents' gradients are fixed in advance or functions of what the attacker sees. Sets of
+    these attackers over all rounds, when noise is as `ALGORITHMS` says; in rows of "view" only if
+    the other agents' gradients are fixed in advance or functions of what the attacker sees. Sets of
     attackers do not collude with one another. With ``epsilon``, every victim keeps that budget.
 
     Args:
@@ -195,7 +219,10 @@ def account(
     # Views count a zeroed-out gradient of norm 1; a replaced one moves twice as far.
     shift = budget.clipped_sensitivity(relation, 1.0)
     delta = _validate.probability("delta", delta)
-    model = _model(algorithm, mixing, pattern, gossip_steps, shared, zero_sum)
+    steps = _validate.integer("gossip_steps", gossip_steps)
+    several = None if steps == 1 else steps
+    options = {"gossip_steps": several, "shared": shared, "zero_sum": zero_sum}
+    model = _model(algorithm, mixing, pattern, options)
     groups: list[_Agents] = list(attackers) if np.iterable(attackers) else []
     if attackers is None:
         # Pairwise network DP is about every participant, each alone; else nobody takes part.
@@ -235,33 +262,20 @@ def account(
 
 
 def _model(
-    algorithm: str,
-    mixing: SquareMatrix,
-    pattern: Participation,
-    gossip_steps: int,
-    shared: float | None,
-    zero_sum: _ZeroSum | None,
+    algorithm: str, mixing: SquareMatrix, pattern: Participation, options: inputs.Arguments
 ) -> views.LinearAlgorithm:
-    """The algorithm at clip 1 and noise 1."""
-    _validate.one_of("algorithm", algorithm, NOISE)
-    steps = _validate.integer("gossip_steps", gossip_steps)
-    # An option of another algorithm would be ignored without a word.
-    owners = {"gossip_steps": {*NOISE} - {"zip_dl"}, "shared": {"decor"}, "zero_sum": {"zip_dl"}}
-    values = {"gossip_steps": None if steps == 1 else steps, "shared": shared, "zero_sum": zero_sum}
-    for name, value in values.items():
-        if value is not None and algorithm not in owners[name]:
+    """The algorithm at clip 1 and noise 1; options that are None are left out."""
+    row = ALGORITHMS[_validate.one_of("algorithm", algorithm, ALGORITHMS)]
+    chosen = {name: value for name, value in options.items() if value is not None}
+    for name, value in chosen.items():
+        # An option of another algorithm would be ignored without a word.
+        if name not in row.options:
             raise ValueError(f"{name} is {value} with {algorithm}, which has none; leave it out")
-    if algorithm == "zip_dl":
-        return views.zip_dl(mixing, zero_sum=zero_sum or "with_own_copy")
-    if algorithm == "decor":
-        return views.decor(mixing, 1.0, 1.0 if shared is None else shared, gossip_steps=steps)
-    part = noise.DESIGNS.get(algorithm)
-    if not isinstance(part, noise.Correlated):
-        return views.dsgd(mixing, gossip_steps=steps)
-    strategy = part.strategy_for(mixing, pattern)
-    # So that sigma alone decides the loss to an eavesdropper.
-    strategy = strategy / temporal.sensitivity(strategy, pattern)
-    return views.dsgd(mixing, gossip_steps=steps, strategy=strategy)
+    if row.design is not None:
+        strategy = row.design.strategy_for(mixing, pattern)
+        # So that sigma alone decides the loss to an eavesdropper.
+        chosen["strategy"] = strategy / temporal.sensitivity(strategy, pattern)
+    return row.view(mixing, **chosen)
 
 
 def _view(
@@ -520,7 +534,7 @@ def _lines(spent: Account, terms: inputs.Arguments, names: _Names) -> list[str]:
     report = [
         f"participation: {unit} in {rounds} of {pattern.rounds:,}{spacing}",
         f"algorithm: {algorithm}{steps}; sigma = {up(spent.sigma)}",
-        f"noise: {NOISE[algorithm]}",
+        f"noise: {ALGORITHMS[algorithm].noise}",
     ]
     several = len(spent.attackers) > 1
     # Where there are no other agents, gradients have nothing of theirs to depend on.
@@ -600,7 +614,6 @@ def _parties(spent: Account, terms: inputs.Arguments, agents: int, outside: Acco
     worst = outside.worst()
     if math.isinf(worst["mu"]):
         return ["NOT protected from an outsider: the loss is infinite."]
-    secrets = "links" if terms["algorithm"] in ("decor", "zip_dl") else "own"
     stated = Guarantee.of(
         epsilon=worst["epsilon"],
         delta=terms["delta"],
@@ -611,7 +624,7 @@ def _parties(spent: Account, terms: inputs.Arguments, agents: int, outside: Acco
         clip_norm=1.0,
         accountant="gdp",
         release=False,
-        secrets="alone" if agents == 1 else secrets,
+        secrets="alone" if agents == 1 else ALGORITHMS[terms["algorithm"]].secrets,
     )
     subjects = {"an outsider"} if terms["trust"] == "ldp" else set()
     if terms["trust"] == "pndp" and len(spent.attackers) == agents:

@@ -70,6 +70,11 @@ _UNSAID = ("max_variance", "matrix", "participation")
 _TRIES = 40
 """Scales that are tried for a factor in float32; where noise nearly cancels, some ten are."""
 _DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
+_SCALED = (
+    "C scaled to sensitivity 1 for this participation: the loss to an eavesdropper is 1 / sigma "
+    "(zero-out)"
+)
+_OVER_ROUNDS = f"sigma x clip x (C^-1 Z)_t; {_SCALED}"
 _ONE_AGENT = HashableMatrix(np.ones((1, 1)))
 """The network of strategies that depend on none."""
 
@@ -93,6 +98,8 @@ class Correlated:
     """How figures draw it."""
     title = ""
     """What `dpjax design` calls it; "" where the command does not offer it."""
+    account = ""
+    """What `dpjax account` says of sigma; "" where the command does not offer it."""
     slow = False
     """Whether its solver takes minutes for hundreds of agents."""
     terms = CORRELATED
@@ -319,6 +326,7 @@ class AntiPgd(Correlated):
 
     label = "anti_pgd"
     look = Look("Anti-PGD", "#56B4E9", "P", "-.")
+    account = f"sigma x clip x (C^-1 Z)_t, z_t - z_t-1; {_SCALED}"
     terms = OWN_KEYS
     temporal = True
 
@@ -343,6 +351,7 @@ class _Banded(Correlated):
 
     bands: int | None = None
 
+    account = _OVER_ROUNDS
     terms = OWN_KEYS
     temporal = True
 

@@ -497,7 +497,7 @@ def test_help_defines_sigma(capsys: Capture) -> None:
     assert cli.main(["account", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "sensitivity 1" in text and "mu = 1 / sigma" in text and "noise multiplier" in text
-    for name in account_.NOISE:
+    for name in account_.ALGORITHMS:
         assert name in text
 
 
