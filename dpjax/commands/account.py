@@ -167,7 +167,8 @@ def account(
 
     Args:
         mixing: [n, n] W.
-        algorithm: dsgd (DP-D-SGD), anti_pgd, mafalda, prefix_sum (D-MF), muffliato, decor, zip_dl.
+        algorithm: dsgd (DP-D-SGD), anti_pgd, mafalda, prefix_sum (D-MF), banded_inverse (BISR of 8
+            bands), one_step (DP-lambda-CGD of fraction 0.8), muffliato, decor, zip_dl.
         relation: What is hidden: replace_record (one record, against another), zero_out_record
             (against its absence) or replace_agent (all data of one agent, in every round). There is
             no default: the same epsilon means different things.
@@ -402,9 +403,10 @@ def account_command(
 
     sigma is the noise multiplier: a noise's standard deviation a coordinate over the clip norm.
     dsgd, muffliato: of the noise that each agent adds to each gradient. anti_pgd, mafalda,
-    prefix_sum: of the normals Z in C^-1 Z, the strategy C scaled to sensitivity 1 for this
-    participation, so that an eavesdropper's loss is mu = 1 / sigma (zero-out). decor: of an agent's
-    own noise; a link's secret has --shared times its variance. zip_dl: of z_k in z_k - mean(z).
+    prefix_sum, banded_inverse, one_step: of the normals Z in C^-1 Z, the strategy C scaled to
+    sensitivity 1 for this participation, so that an eavesdropper's loss is mu = 1 / sigma
+    (zero-out). decor: of an agent's own noise; a link's secret has --shared times its variance.
+    zip_dl: of z_k in z_k - mean(z).
 
     Prints the mean, least and largest loss at each distance (and of every agent, where they are
     few), for both kinds of gradients, and writes the loss of every agent to a record file, and a

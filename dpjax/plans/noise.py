@@ -421,6 +421,7 @@ class BandedInverse(Correlated):
 
     label = "banded_inverse"
     look = Look("BISR", "#AA4499", "1", _DOTS)
+    account = _OVER_ROUNDS
     terms = OWN_KEYS
     temporal = True
 
@@ -455,6 +456,7 @@ class OneStep(Correlated):
 
     label = "one_step"
     look = Look("DP-lambda-CGD", "#CC6677", "2", "-.")
+    account = _OVER_ROUNDS
     terms = OWN_KEYS
     temporal = True
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 from dpjax import cli
 from dpjax.accounting import gdp
@@ -533,3 +534,47 @@ def test_one_agent_alone(capsys: Capture) -> None:
         assert cli.main([*BUDGET, *options, "--out", str(number)]) == 0
         text = capsys.readouterr().out
         assert re.findall("(.*) against an eavesdropper of every message: ", text) == names
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "lags", "alike"),
+    [
+        # The columns of its C have norm 1, all of them.
+        ("one_step", [1, -0.8, 0, 0, 0, 0], True),
+        # The series of sqrt(1 - x), whose square takes the last round's noise away.
+        ("banded_inverse", [1, -1 / 2, -1 / 8, -1 / 16, -5 / 128, -7 / 256], False),
+    ],
+)
+def test_designs_of_few_rounds_cost_what_their_messages_show(
+    algorithm: str, lags: list[float], alike: bool
+) -> None:
+    n = 4
+    rounds = 6
+    matrix = mixing.metropolis_hastings(graphs.path(n))
+    inverse = scipy.linalg.toeplitz(lags, [1, *[0] * (rounds - 1)])
+    # A record takes part once, at most in the round of C's largest column.
+    norms = np.linalg.norm(np.linalg.inv(inverse), axis=0)
+    inverse *= norms[:, None] if alike else norms.max()
+    # Noise and gradients [T n] in the messages [T, n] before gossip.
+    shape = (rounds, n, rounds * n)
+    gradients = np.eye(rounds * n).reshape(shape)
+    noise = np.kron(inverse, np.eye(n)).reshape(shape)
+    messages = [np.zeros(shape), np.zeros(shape)]
+    for sent, added in zip(messages, (gradients, noise), strict=True):
+        models = np.zeros(shape[1:])
+        for t in range(rounds):
+            sent[t] = models - added[t]
+            models = matrix @ sent[t]
+    # Agent 0 hears agent 1 alone, and takes its own gradients and noise out of what it hears.
+    others = np.arange(rounds * n) % n != 0
+    shown, hidden = (sent[:, 1][:, others] for sent in messages)
+    energies = np.diag(shown.T @ np.linalg.pinv(hidden @ hidden.T) @ shown)
+    terms: dict[str, Any] = {"relation": "zero_out_record", "rounds": rounds, "sigma": 1.0}
+    once = {"epochs": 1, "separation": rounds}
+    for trust, attackers, expected in (
+        ("pndp", [[0]], np.sqrt(energies.reshape(rounds, n - 1).max(axis=0))),
+        ("ldp", None, np.ones(n)),
+    ):
+        cost = account(matrix, algorithm, trust=trust, attackers=attackers, **terms, **once)
+        losses = [row["mu"] for row in cost.rows if row["gradients"] == "view"]
+        np.testing.assert_allclose(losses, expected, rtol=1e-6)
