@@ -16,7 +16,7 @@ from dpjax.accounting import wording
 from dpjax.accounting.rounding import up
 from dpjax.commands import inputs
 from dpjax.learning.samplers import Random
-from dpjax.mechanism import polynomial, spatial, workload
+from dpjax.mechanism import spatial, workload
 from dpjax.plans import noise
 from dpjax.plans import plan as plan_
 from dpjax.plans.optimizers import Sgd
@@ -242,14 +242,12 @@ def _polynomial(plan: plan_.Plan, horizon: int | None, size: int) -> _Compared:
     """Title, covariance and forecast of a polynomial of W under a plan's guarantee."""
     part = noise.Polynomial(horizon="run" if horizon is None else horizon)
     other = plan_.make(plan.config.using(part), plan.mixing)
-    scaled: Any = other.noise
-    solution = scaled.solution
-    factor = polynomial.noise_map(scaled.matrix, solution.coefficients, solution.scales)
+    assert other.noise is not None
+    # The plan's own factor is rounded, and of many agents there is none.
+    factor = other.noise.operator @ np.eye(len(plan.mixing))
     covariance = factor @ factor.T
-    _progress("polynomial", covariance, plan.mixing)
-    # Of many agents a plan holds no dense factor, which its forecast reads.
-    forecast = None if scaled.factor is None else other.forecast(size)
-    return "Polynomial of W (dp.noise.Polynomial)", covariance, forecast
+    _progress(part.label, covariance, plan.mixing)
+    return part.title, covariance, other.forecast(size)
 
 
 def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> records.Rows:

@@ -62,6 +62,7 @@ class Polynomial:
 
     label = "polynomial"
     look = Look("polynomial of W", "#CC79A7", "+", "--")
+    title = "Polynomial of W (dp.noise.Polynomial)"
     terms = NoiseTerms(
         released=False,
         known_variance=False,
