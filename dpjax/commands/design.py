@@ -251,19 +251,10 @@ def _polynomial(plan: plan_.Plan, horizon: int | None, size: int) -> _Compared:
 
 
 def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> records.Rows:
-    """What every agent adds and is promised, from the covariance alone."""
-    config = plan.config
+    """What every agent adds and is promised, as the plan's audit computes it."""
     covariance = plan.covariance()
-    assert config.budget is not None
-    spent = budget_.loss(
-        covariance,
-        config.budget.delta,
-        rounds=config.rounds,
-        clip_norm=config.protect.clip_norm,
-        relation=config.protect.relation,
-        accountant=config.budget.rule,
-        allow_unsound=config.budget.allow_unsound,
-    )
+    assert plan.noise is not None
+    spent = plan.noise.loss(plan.target)
     # An agent is no neighbour of its own.
     linked = (plan.mixing != 0).sum(axis=1) - (np.diag(plan.mixing) != 0)
     rows = []
