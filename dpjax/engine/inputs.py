@@ -261,10 +261,9 @@ def stacked_arrays(
     stacked: dict[str, np.ndarray] = {}
     for name, example in like.items():
         arrays = [plan.arrays.get(name, np.zeros_like(example)) for plan in plans]
-        if name == "factor":
-            dimensions = max(np.ndim(plan.arrays.get(name, 0)) for plan in plans)
-            # A diagonal beside factors that have more.
-            arrays = [np.diag(a) if a.ndim < dimensions else a for a in arrays]
+        dimensions = max(array.ndim for array in arrays)
+        # A diagonal beside matrices that have more.
+        arrays = [np.diag(a) if a.ndim < dimensions else a for a in arrays]
         stacked[name] = np.stack(arrays).astype(kind)
     if layout is None:
         stacked["mixing"] = np.stack([mixing.dense(plan.mixing) for plan in plans]).astype(kind)

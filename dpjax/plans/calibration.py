@@ -383,7 +383,10 @@ class Calibrated(Protocol):
 
     @property
     def arrays(self) -> Arrays:
-        """What may differ between plans of one run, float32, by name."""
+        """What may differ between plans of one run, float32, by name.
+
+        An array of fewer axes than another plan's is its diagonal.
+        """
 
     @property
     def factor(self) -> _Factor | None:
