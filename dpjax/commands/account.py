@@ -224,10 +224,10 @@ def account(
     several = None if steps == 1 else steps
     options = {"gossip_steps": several, "shared": shared, "zero_sum": zero_sum}
     model = _model(algorithm, mixing, pattern, options)
-    groups: list[_Agents] = list(attackers) if np.iterable(attackers) else []
     if attackers is None:
         # Pairwise network DP is about every participant, each alone; else nobody takes part.
-        groups = [(agent,) for agent in range(len(mixing))] if trust == "pndp" else [()]
+        attackers = [(agent,) for agent in range(len(mixing))] if trust == "pndp" else [()]
+    groups = list(attackers) if np.iterable(attackers) else []
     if not groups or not all(map(np.iterable, groups)):
         raise ValueError(
             f"attackers is {_validate.shown(attackers)}; give sets of nodes, as in [[0], [1, 2]]"
@@ -254,12 +254,12 @@ def account(
         while float(gdp.epsilon(mu / sigma * MARGIN, delta)) > epsilon:
             sigma *= 1 + 1e-10
     sigma = _validate.positive("sigma", sigma)
+    coalitions = tuple(tuple(map(int, view.attackers)) for view in attacker_views)
     rows: records.Rows = []
     for kind, stated in losses.items():
-        for view, loss in zip(attacker_views, stated, strict=True):
-            rows += _rows(mixing, kind, view, loss._replace(mu=loss.mu * (shift / sigma)), delta)
-    nodes = tuple(tuple(map(int, view.attackers)) for view in attacker_views)
-    return Account(nodes, pattern, sigma, rows)
+        for group, loss in zip(coalitions, stated, strict=True):
+            rows += _rows(mixing, kind, group, loss._replace(mu=loss.mu * (shift / sigma)), delta)
+    return Account(coalitions, pattern, sigma, rows)
 
 
 def _model(
@@ -363,12 +363,11 @@ def distances(mixing: SquareMatrix, attackers: _Agents) -> Int[np.ndarray, " n"]
 def _rows(
     mixing: SquareMatrix,
     kind: str,
-    view: views.View,
+    attackers: _Group,
     loss: views.ViewLoss,
     delta: float,
 ) -> Iterable[records.Row]:
     """A row for each victim of a set of attackers."""
-    attackers = tuple(map(int, view.attackers))
     away = distances(mixing, attackers) if attackers else None
     # An attacker knows its own data: it is no victim of itself.
     victims = [u for u in range(len(mixing)) if u not in attackers]
