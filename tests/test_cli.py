@@ -261,7 +261,7 @@ def test_the_table_compares_the_designs_and_orders_them(capsys: Capture) -> None
     assert cli.main(DESIGN) == 0
     text = capsys.readouterr().out
     rows = {}
-    for title in (*design.DESIGN_TITLES.values(), "CDP (reference only)"):
+    for title in (*(part.title for part in design.COMPARED.values()), "CDP (reference only)"):
         (numbers,) = re.findall(rf"^{re.escape(title)} +(.*)", text, re.MULTILINE)
         rows[title.partition(" (")[0]] = [float(number) for number in numbers.split()[:2]]
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
@@ -315,9 +315,8 @@ def test_all_designs_of_many_agents_are_compared_where_asked(
     monkeypatch.setattr(design, "MANY", 7)
     assert cli.main([*DESIGN, "--kind", "independent", "--all-designs"]) == 0
     out, err = capsys.readouterr()
-    assert "left out" not in out and all(
-        f"\n{title} " in out for title in design.DESIGN_TITLES.values()
-    )
+    assert "left out" not in out
+    assert all(f"\n{part.title} " in out for part in design.COMPARED.values())
     assert "whisper takes minutes for 8 agents; --kind pairwise is quick\n" in err
 
 
@@ -343,9 +342,9 @@ def test_the_design_forecasts_a_model(capsys: Capture) -> None:
     text = capsys.readouterr().out
     config = make_config(epsilon=10.0, rounds=100, clip_norm=0.1)
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
-    for kind, title in design.DESIGN_TITLES.items():
-        forecast = plan.make(config.using(noise.named(kind)), matrix).forecast(5000)
-        (line,) = re.findall(rf"^{re.escape(title)} +(.*)", text, re.MULTILINE)
+    for kind, part in design.COMPARED.items():
+        forecast = plan.make(config.using(part), matrix).forecast(5000)
+        (line,) = re.findall(rf"^{re.escape(part.title)} +(.*)", text, re.MULTILINE)
         assert float(line.split()[2]) == pytest.approx(forecast.ratio, rel=6e-3)
         assert float(line.split()[3].replace(",", "")) == forecast.affords()
         if kind == "whisper_horizon":

@@ -27,8 +27,8 @@ from dpjax.topology.mixing import SquareMatrix
 
 __all__ = ["design"]
 
-DESIGN_TITLES = {part.label: part.title for part in noise.PARTS if part.title}
-"""Designs that are compared, and their titles."""
+COMPARED = {part.label: part for part in noise.PARTS if part.title}
+"""Designs that are compared."""
 _Compared: TypeAlias = tuple[str, SquareMatrix, forecast_.Forecast | None]
 """A design's title, its covariance, and what its noise leaves to learn."""
 MANY = 300
@@ -95,8 +95,8 @@ def design(
         >>> plan.guarantee.epsilon, plan.config.label, plan.covariance().shape
         (10.0, 'whisper_horizon', (6, 6))
     """
-    _validate.one_of("kind", kind, DESIGN_TITLES)
-    part: Any = noise.named(kind)
+    _validate.one_of("kind", kind, COMPARED)
+    part: Any = COMPARED[kind]
     # Only designs over a whole run look ahead; the others have no horizon to set.
     if horizon is not None and getattr(part, "horizon", None) == "run":
         part = dataclasses.replace(part, horizon=horizon)
@@ -145,7 +145,7 @@ def design_command(
         out: Where to write the design; must not exist. By default dpjax-design.npz here, numbered
             if that is taken.
     """
-    chosen_kind = _validate.one_of("kind", terms.pop("kind"), DESIGN_TITLES)
+    chosen_kind = _validate.one_of("kind", terms.pop("kind"), COMPARED)
     relation = terms["relation"]
     _refuse_unread(relation, batch_size, terms["accountant"], terms["allow_unsound"])
     links, matrix, title = inputs.network(graph, mixing, seed)
@@ -217,10 +217,9 @@ def _plans(
 ) -> dict[str, plan_.Plan]:
     """The chosen design and those to compare it with, without slow ones for many agents."""
     plans = {}
-    for kind in DESIGN_TITLES:
-        part = noise.named(kind)
+    for kind, part in COMPARED.items():
         # The chosen design is made however long it takes, the others only on request.
-        slow = part is not None and part.slow and len(matrix) > MANY
+        slow = part.slow and len(matrix) > MANY
         if slow and kind != chosen_kind and not all_designs:
             continue
         if slow:
@@ -274,7 +273,7 @@ def _comparison(
     forecasts = {kind: other.forecast(size) for kind, other in plans.items()}
     forecast = forecasts[chosen_kind]
     compared: list[_Compared] = [
-        (DESIGN_TITLES[kind], other.covariance(), forecasts[kind]) for kind, other in plans.items()
+        (COMPARED[kind].title, other.covariance(), forecasts[kind]) for kind, other in plans.items()
     ]
     with contextlib.suppress(ValueError):  # There is none of some W, such as a directed one.
         compared.append(_polynomial(plan, horizon, size))
@@ -312,7 +311,7 @@ def _comparison(
     elif forecast.unit == "record":
         head += f"; batches of {forecast.batch_size:,}"
     # Left out in words, so that nobody takes the list for complete.
-    absent = [title for kind, title in DESIGN_TITLES.items() if kind not in plans]
+    absent = [part.title for kind, part in COMPARED.items() if kind not in plans]
     if absent:
         names = " and ".join(absent)
         head += f"\nleft out: {names}, which take minutes here; --all-designs compares them, too"
