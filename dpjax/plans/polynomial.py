@@ -81,7 +81,7 @@ class Polynomial:
             remedy = 'give "run", None for one step, or a whole number from 1 to 100000'
             _validate.fields(self, _validate.integer, "horizon", maximum=100_000, remedy=remedy)
 
-    def calibrate(self, target: Target) -> "CalibratedPolynomial":
+    def calibrate(self, target: Target) -> "_CalibratedPolynomial":
         """Make the noise for a budget on a network.
 
         Args:
@@ -95,11 +95,11 @@ class Polynomial:
         steps = None if rounds is None else target.config.optimizer.relative(rounds)
         bound = target.precision_bound(None)
         solution = polynomial.design_polynomial(target.mixing, bound, self.degree, step_sizes=steps)
-        return CalibratedPolynomial(solution, polynomial.rounded(target.mixing))
+        return _CalibratedPolynomial(solution, polynomial.rounded(target.mixing))
 
 
 @dataclass(frozen=True, eq=False)
-class CalibratedPolynomial(OverAgents, Calibrated):
+class _CalibratedPolynomial(OverAgents, Calibrated):
     """S g(W) Z as it will run.
 
     Attributes:
