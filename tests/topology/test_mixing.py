@@ -202,3 +202,10 @@ def test_functions_of_a_matrix_say_how_a_graph_becomes_one(call):
 def test_the_gap_of_what_is_no_matrix_is_refused_by_name(value):
     with pytest.raises(ValueError, match="mixing is "):
         mixing.spectral_gap(value)
+
+
+def test_a_hashable_matrix_is_made_dense_once() -> None:
+    sparse = mixing.HashableMatrix(mixing.metropolis_hastings(graphs.ring(5), sparse=True))
+    dense = mixing.HashableMatrix(mixing.metropolis_hastings(graphs.ring(5)))
+    assert sparse.dense == dense and sparse.dense is sparse.dense
+    assert dense.dense is dense
