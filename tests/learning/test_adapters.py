@@ -16,7 +16,11 @@ from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from tests.support import make_config
 
-AGENTS, RECORDS, FEATURES, OUTPUTS, RANK = 4, 6, 5, 3, 2
+AGENTS = 4
+RECORDS = 6
+FEATURES = 5
+OUTPUTS = 3
+RANK = 2
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(AGENTS * RECORDS, FEATURES)).astype(np.float32)
 Y = np.argmax(X[:, :OUTPUTS], axis=1)
@@ -53,10 +57,10 @@ def along(up):
 def test_at_the_start_the_model_is_the_frozen_one():
     still = plan.make(make_config(design="non_private", step_size=1e-30, rounds=1), RING)
     task = make()
-    said = run(still, task, seeds=[0]).predictor(task, seed=0, agent=1)(X)
+    text = run(still, task, seeds=[0]).predictor(task, seed=0, agent=1)(X)
     base = PARAMS["params"]["base"]
     plain = X @ np.asarray(base["kernel"]) + np.asarray(base["bias"])
-    np.testing.assert_allclose(said, plain, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(text, plain, rtol=1e-5, atol=1e-6)
     # The twin: a B that is not zero.
     other = make(along(np.ones((RANK, OUTPUTS))))
     moved = run(still, other, seeds=[0]).predictor(other, seed=0, agent=1)(X)
@@ -67,10 +71,12 @@ def test_at_the_start_the_model_is_the_frozen_one():
 @pytest.mark.parametrize("up", [np.zeros((RANK, OUTPUTS)), RNG.normal(size=(RANK, OUTPUTS))])
 def test_the_clipped_sum_is_of_adapters_alone(up):
     """Record by record; norms that count the frozen layer, the broken twin, give less."""
-    params, clip_norm = along(up), 0.1
+    params = along(up)
+    clip_norm = 0.1
     task = make(params)
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * AGENTS), task.init(KEY))
-    x, y = jnp.asarray(X.reshape(AGENTS, RECORDS, -1)), jnp.asarray(Y.reshape(AGENTS, RECORDS))
+    x = jnp.asarray(X.reshape(AGENTS, RECORDS, -1))
+    y = jnp.asarray(Y.reshape(AGENTS, RECORDS))
     query = RecordQuery(task.loss, task.weighted, clip_norm, "flat", None).merging(task.frozen)
     total = jax.jit(lambda models: query(models, (x, y, None)).total)(models)["params"]
     assert {name for name, branch in total.items() if jax.tree.leaves(branch)} == {"down", "up"}
@@ -78,8 +84,8 @@ def test_the_clipped_sum_is_of_adapters_alone(up):
     def loss(params, x, y):
         return -jax.nn.log_softmax(Adapted().apply(params, x))[y]
 
-    each = jax.jit(jax.vmap(jax.vmap(jax.grad(loss), (None, 0, 0)), (None, 0, 0)))
-    gradients = each(params, x, y)["params"]
+    function = jax.jit(jax.vmap(jax.vmap(jax.grad(loss), (None, 0, 0)), (None, 0, 0)))
+    gradients = function(params, x, y)["params"]
 
     def by_hand(*counted):
         leaves = jax.tree.leaves([gradients[name] for name in counted])
@@ -87,28 +93,33 @@ def test_the_clipped_sum_is_of_adapters_alone(up):
         scales = np.minimum(1, clip_norm / norms)[..., None, None]
         return {name: (np.asarray(gradients[name]) * scales).sum(1) for name in ("down", "up")}
 
-    right, wrong = by_hand("down", "up"), by_hand("down", "up", "base")
+    right = by_hand("down", "up")
+    invalid = by_hand("down", "up", "base")
     for name, leaf in right.items():
         np.testing.assert_allclose(total[name], leaf, rtol=1e-4, atol=1e-6)
-    assert np.abs(np.asarray(total["up"]) - wrong["up"]).max() > 1e-3
+    assert np.abs(np.asarray(total["up"]) - invalid["up"]).max() > 1e-3
     assert np.any(np.asarray(total["down"])) == np.any(up)
 
 
 @pytest.mark.slow
 def test_a_private_run_moves_and_sends_adapters_alone():
-    one, task = plan.make(make_config(rounds=2), RING), make()
-    exchange, sent = host.local_transport(one), []
+    training_plan = plan.make(make_config(rounds=2), RING)
+    task = make()
+    exchange = host.local_transport(training_plan)
+    sent = []
 
-    def transport(*given):
-        sent.append(given)
-        return exchange(*given)
+    def transport(*value):
+        sent.append(value)
+        return exchange(*value)
 
-    moved = run(one, task, seeds=[0], transport=transport).params["params"]
+    moved = run(training_plan, task, seeds=[0], transport=transport).params["params"]
     assert jax.tree.leaves(moved["base"]) == []
     for name in ("down", "up"):
         assert (np.asarray(moved[name]) != np.asarray(PARAMS["params"][name])).all()
     shapes = {np.shape(leaf) for leaf in jax.tree.leaves(sent) if np.ndim(leaf)}
     assert shapes == {(AGENTS, FEATURES, RANK), (AGENTS, RANK, OUTPUTS)}
-    counts = [Inputs.of((one,), (each,), (0,)).entries for each in (task, make(frozen=None))]
+    counts = [
+        Inputs.of((training_plan,), (case,), (0,)).entries for case in (task, make(frozen=None))
+    ]
     adapters = RANK * (FEATURES + OUTPUTS)
     assert counts == [adapters, adapters + OUTPUTS * (FEATURES + 1)]

@@ -23,7 +23,8 @@ from tests.support import make_config, make_problem, retargeted
 RING = mixing.metropolis_hastings(graphs.ring(4))
 ALONE = np.ones((1, 1))
 COUNTS = np.array([24, 60, 12, 24])
-BINS, T = 4, 12
+BINS = 4
+T = 12
 
 
 def config(**changes):
@@ -44,25 +45,25 @@ def presence(sampler, counts, rounds, seed=3):
     key = jax.random.key(seed)
     draws = jax.jit(jax.vmap(lambda t: sampler.draw(key, t, jnp.asarray(counts))))
     rows, padding = map(np.asarray, draws(jnp.arange(rounds)))
-    found = np.zeros((rounds, len(counts), max(counts)), int)
+    result = np.zeros((rounds, len(counts), max(counts)), int)
     for t, agent, place in zip(*np.nonzero(~padding), strict=True):
-        found[t, agent, rows[t, agent, place]] += 1
-    return found
+        result[t, agent, rows[t, agent, place]] += 1
+    return result
 
 
 @pytest.mark.mutant
 def test_a_record_is_in_one_bin_the_same_in_every_cycle():
     sampler = BallsInBins(BINS, 5, records=60)
-    found = presence(sampler, COUNTS, T)
+    result = presence(sampler, COUNTS, T)
     for agent, count in enumerate(COUNTS):
-        assert not found[:, agent, count:].any()
-        own = found[:, agent, :count]
+        assert not result[:, agent, count:].any()
+        own = result[:, agent, :count]
         assert (own.sum(axis=0) == T // BINS).all()
         for cycle in range(1, T // BINS):
             np.testing.assert_array_equal(own[cycle * BINS : (cycle + 1) * BINS], own[:BINS])
     # Batches vary in size, and another key deals other bins.
-    assert len(set(found.sum(axis=2).ravel())) > 3
-    assert (found != presence(sampler, COUNTS, T, seed=4)).any()
+    assert len(set(result.sum(axis=2).ravel())) > 3
+    assert (result != presence(sampler, COUNTS, T, seed=4)).any()
 
 
 def test_an_audit_of_draws_finds_its_pattern():
@@ -115,19 +116,19 @@ def test_a_plan_states_its_loss_and_what_it_counts_on():
     assert Guarantee.from_dict(json.loads(json.dumps(stated.to_dict()))) == stated
     assert stated.after(5).epsilon == loss.after(5).epsilon(stated.delta) < 2.0
     assert 2.0 < stated.for_records(2) < stated.for_records(3)
-    found = made().forecast(200)
-    assert found.epsilon(found.ratio) == pytest.approx(2.0, rel=2e-3)
+    result = made().forecast(200)
+    assert result.epsilon(result.ratio) == pytest.approx(2.0, rel=2e-3)
 
 
 def test_noise_over_few_rounds_hides_fewer_bins():
     banded = config(noise=noise.PrefixSum(bands=2))
-    joined = plan.make(banded, ALONE, counts=[60])
-    assert joined.guarantee.loss.bins == BINS // 2
-    assert joined.guarantee.exact_epsilon <= 2.0
+    training_plan = plan.make(banded, ALONE, counts=[60])
+    assert training_plan.guarantee.loss.bins == BINS // 2
+    assert training_plan.guarantee.exact_epsilon <= 2.0
     wide = dataclasses.replace(banded, noise=noise.PrefixSum(bands=BINS))
-    alone = plan.make(wide, ALONE, counts=[60]).guarantee
-    assert alone.loss.bins == 1
-    assert alone.exact_epsilon == gdp.epsilon(alone.loss.unamplified, alone.delta)
+    single = plan.make(wide, ALONE, counts=[60]).guarantee
+    assert single.loss.bins == 1
+    assert single.exact_epsilon == gdp.epsilon(single.loss.unamplified, single.delta)
     with pytest.raises(ValueError, match="a strategy of few bands"):
         config(noise=noise.PrefixSum(bands=BINS + 1))
     # Few bands of C^-1 are as many of C as there are rounds.
@@ -138,9 +139,9 @@ def test_noise_over_few_rounds_hides_fewer_bins():
 
 @pytest.mark.mutant
 def test_understated_plans_are_refused():
-    less = dataclasses.replace(made().noise, factor=made().factor * np.float32(0.99))
+    reduced = dataclasses.replace(made().noise, factor=made().factor * np.float32(0.99))
     with pytest.raises(ValueError, match="guarantee states ratios"):
-        dataclasses.replace(made(), noise=less)
+        dataclasses.replace(made(), noise=reduced)
     fewer = dataclasses.replace(made().config, sampler=BallsInBins(3, 6))
     with pytest.raises(ValueError, match="guarantee.bins is 4, the config runs 3"):
         retargeted(made(), config=fewer)
@@ -178,9 +179,9 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path):
         plan.make(config(), RING, counts=[24, 24, 3, 24])
     with pytest.raises(ValueError, match="leave records out"):
         plan.make(config(sampler=BallsInBins(BINS, 6, records=61)), RING, counts=COUNTS)
-    for wrong in ((0, 6), (4, 0), (2**17, 6)):
+    for invalid in ((0, 6), (4, 0), (2**17, 6)):
         with pytest.raises(ValueError, match="bins|capacity"):
-            BallsInBins(*wrong)
+            BallsInBins(*invalid)
     with pytest.raises(ValueError, match="secret batches"):
         made().save(tmp_path / "plan.npz")
 
@@ -188,14 +189,15 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path):
 @pytest.mark.mutant
 def test_a_run_draws_its_bins_once_from_the_noises_key():
     """One agent without noise, against a loop whose bins are drawn by the run's secret key."""
-    task, seed = make_problem(1), 5
+    task = make_problem(1)
+    seed = 5
     open_ = config(design="non_private", rounds=8, noise=None)
-    own = plan.make(open_, ALONE, counts=task.partition.counts)
-    result = run(own, task, seeds=[seed])
+    training_plan = plan.make(open_, ALONE, counts=task.partition.counts)
+    result = run(training_plan, task, seeds=[seed])
     key = jax.random.fold_in(keys.derive(seed, "noise"), 2**32 - 1)
     batches = []
     for t in range(8):
-        drawn = own.sampler.draw(key, t, jnp.asarray(task.partition.counts))
+        drawn = training_plan.sampler.draw(key, t, jnp.asarray(task.partition.counts))
         rows = np.asarray(drawn.rows)[0][~np.asarray(drawn.padding)[0]]
         batches.append(sorted(task.partition.indices[0][rows].tolist()))
     assert batches[:BINS] == batches[BINS:] and len({len(batch) for batch in batches}) > 1
@@ -207,7 +209,7 @@ def test_a_run_draws_its_bins_once_from_the_noises_key():
             norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(gradient)))
             share = min(1, 0.5 / norm)
             total = jax.tree.map(lambda s, g, share=share: s + share * g, total, gradient)
-        step = 0.1 / own.sampler.divisor
+        step = 0.1 / training_plan.sampler.divisor
         params = jax.tree.map(lambda p, g, step=step: p - step * g, params, total)
     mine = [leaf[0, 0, 0] for leaf in jax.tree.leaves(result.params)]
     for leaf, other in zip(mine, jax.tree.leaves(params), strict=True):

@@ -13,7 +13,8 @@ from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.transforms import clipping
 
-RECORDS, CLIP = 20, 0.1
+RECORDS = 20
+CLIP = 0.1
 X = np.random.default_rng(0).normal(size=(RECORDS, 4)).astype(np.float32)
 Y = np.where(X[:, 0] > 0, 1, -1)
 
@@ -35,13 +36,13 @@ def made(augment=None):
 
 def moved(augment):
     """How far the sum of clipped gradients moves, over the clip norm, as one record is emptied."""
-    one = made()
-    params = jax.tree.map(lambda leaf: leaf + 0.1, one.init(jax.random.key(0)))
+    single = made()
+    params = jax.tree.map(lambda leaf: leaf + 0.1, single.init(jax.random.key(0)))
     fewer = X.copy()
     fewer[3] = 0
     sums = []
     for x in (X, fewer):
-        loss = query.Augmentation(augment(x), 2).averaged(one.loss)
+        loss = query.Augmentation(augment(x), 2).averaged(single.loss)
         records = query.keyed(jax.random.key(5), jnp.asarray(x), jnp.arange(RECORDS))
         padding = jnp.arange(RECORDS) == 3 if x is fewer else jnp.zeros(RECORDS, bool)
         total = jax.jit(clipping.per_example(loss, CLIP))(params, records, Y, padding)
@@ -70,12 +71,14 @@ def test_public_arrays_are_no_records(held):
 
 
 def test_a_loss_that_holds_records_is_refused():
-    one = made()
+    single = made()
 
     def near(params, x, y):
-        return one.loss(params, x, y) + jnp.sum((jnp.asarray(X) - x) ** 2)
+        return single.loss(params, x, y) + jnp.sum((jnp.asarray(X) - x) ** 2)
 
     with pytest.raises(ValueError, match=r"loss holds an array \(20, 4\)"):
-        dataclasses.replace(one, weighted=None, loss=near)
-    twice = dataclasses.replace(one, weighted=None, loss=lambda p, x, y: 2 * one.loss(p, x, y))
+        dataclasses.replace(single, weighted=None, loss=near)
+    twice = dataclasses.replace(
+        single, weighted=None, loss=lambda p, x, y: 2 * single.loss(p, x, y)
+    )
     assert twice.agents == 2

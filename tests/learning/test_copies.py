@@ -22,7 +22,9 @@ from dpjax.transforms import clipping
 from tests.support import cut_and_resumed, make_config, make_problem
 
 CLIP = 0.3
-AGENTS, RECORDS, FEATURES = 4, 9, 3
+AGENTS = 4
+RECORDS = 9
+FEATURES = 3
 RING = mixing.metropolis_hastings(graphs.ring(AGENTS))
 RNG = np.random.default_rng(2)
 X = RNG.normal(size=(AGENTS * RECORDS, FEATURES)).astype(np.float32)
@@ -83,37 +85,39 @@ def clipped(gradient):
 def test_a_records_gradient_is_the_mean_over_its_variants_and_then_clipped(number):
     query = RecordQuery(loss, None, CLIP, "flat", None, Augmentation(jitter, number))
     total = jax.jit(query)(MODELS, batch()).total["w"]
-    wanted = [sum(map(clipped, gradients)) for gradients in loops(number, PADDING)]
-    np.testing.assert_allclose(total, wanted, rtol=2e-5, atol=1e-6)
+    expected = [sum(map(clipped, gradients)) for gradients in loops(number, PADDING)]
+    np.testing.assert_allclose(total, expected, rtol=2e-5, atol=1e-6)
     inner = RecordQuery(loss, None, CLIP, "flat", 3, Augmentation(jitter, number))
     np.testing.assert_allclose(
-        jax.jit(inner)(MODELS, batch()).total["w"], wanted, rtol=2e-5, atol=1e-6
+        jax.jit(inner)(MODELS, batch()).total["w"], expected, rtol=2e-5, atol=1e-6
     )
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("padding", [None, PADDING])
-def test_an_agents_gradient_is_the_mean_over_all_variants(whole, padding):
+def test_an_agents_gradient_is_the_mean_over_all_variants(complete, padding):
     def batch_loss(params, x, y):
         return jnp.mean(jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y))
 
-    query = AgentQuery(loss, batch_loss if whole else None, CLIP, "flat", Augmentation(jitter, 3))
+    query = AgentQuery(
+        loss, batch_loss if complete else None, CLIP, "flat", Augmentation(jitter, 3)
+    )
     total = jax.jit(query)(MODELS, batch(padding)).total["w"]
-    wanted = [clipped(np.mean(gradients, axis=0)) for gradients in loops(3, padding)]
-    np.testing.assert_allclose(total, wanted, rtol=2e-5, atol=1e-6)
+    expected = [clipped(np.mean(gradients, axis=0)) for gradients in loops(3, padding)]
+    np.testing.assert_allclose(total, expected, rtol=2e-5, atol=1e-6)
 
 
 def moved(summed, number):
     """How far a sum moves, at most, when one record is zeroed out, over records and sizes."""
-    found = []
+    results = []
     for scale in (1, 1e3):
         x = Keyed(jnp.asarray(scale * X[:6]), words(np.arange(6)))
         y = jnp.asarray(Y[:6])
-        whole = summed(x, y, jnp.zeros(6, bool), number)
+        complete = summed(x, y, jnp.zeros(6, bool), number)
         for row in range(6):
-            less = summed(x, y, jnp.arange(6) == row, number)
-            found.append(np.linalg.norm(np.asarray(whole - less, np.float64)))
-    return max(found)
+            reduced = summed(x, y, jnp.arange(6) == row, number)
+            results.append(np.linalg.norm(np.asarray(complete - reduced, np.float64)))
+    return max(results)
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -148,18 +152,19 @@ def drawn(sampler, task, noise=0, relation="zero_out_record", round=2):
     config = make_config(relation=relation, sampler=sampler, rounds=6)
     counts = task.partition.counts if sampler.needs_counts else None
     statics, data = prepared(plan.make(config, RING, counts=counts), task)
-    batch_key, noise_key = keys.derive(0, "batches"), keys.derive(noise, "noise")
+    batch_key = keys.derive(0, "batches")
+    noise_key = keys.derive(noise, "noise")
     secret = statics.secret_batch_key(noise_key)
     return statics, jax.jit(statics.batch)(data, batch_key, secret, jnp.int32(round))
 
 
-def seen(made):
+def seen(result):
     """Row -> key words, of a gathered batch."""
-    x, _, padding = made
+    x, _, padding = result
     places = zip(np.asarray(x.x), np.asarray(x.words), np.asarray(padding), strict=True)
-    known = {tuple(row): i for i, row in enumerate(X)}
+    reference = {tuple(row): i for i, row in enumerate(X)}
     return {
-        known[tuple(record)]: tuple(word)
+        reference[tuple(record)]: tuple(word)
         for agent in places
         for record, word, empty in zip(*agent, strict=True)
         if not empty
@@ -168,17 +173,17 @@ def seen(made):
 
 def test_keys_follow_from_the_public_key_the_round_and_the_row_alone():
     task = make(augment=jitter, augmentation_multiplicity=2)
-    full = seen(drawn(Full(), task)[1])
-    assert set(full) == set(range(len(X))) and len(set(full.values())) == len(X)
+    complete = seen(drawn(Full(), task)[1])
+    assert set(complete) == set(range(len(X))) and len(set(complete.values())) == len(X)
     dealt = seen(drawn(Cyclic(2, 3, 3), task)[1])
-    assert dealt and dealt.items() <= full.items()
-    assert not set(full.values()) & set(seen(drawn(Full(), task, round=3)[1]).values())
+    assert dealt and dealt.items() <= complete.items()
+    assert not set(complete.values()) & set(seen(drawn(Full(), task, round=3)[1]).values())
     poisson = [drawn(Poisson(3.0, 2), task, noise)[1] for noise in (0, 1)]
     # Batches are the noise key's, and secret; variants are not.
     assert not np.array_equal(poisson[0].rows, poisson[1].rows)
     assert poisson[0].key == poisson[1].key
     again = jax.random.key_data(jax.random.fold_in(poisson[0].key, 7))
-    assert tuple(map(int, again)) == tuple(map(int, full[7]))
+    assert tuple(map(int, again)) == tuple(map(int, complete[7]))
 
 
 @pytest.mark.slow
@@ -188,16 +193,16 @@ def test_passes_make_the_same_variants():
     assert statics.query.capacity == 2 and isinstance(batch, UngatheredBatch)
     models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), AGENTS))
     at_once = dataclasses.replace(statics.query, capacity=batch.rows.shape[1])
-    whole = at_once(models, batch).total
+    complete = at_once(models, batch).total
     for a, b in zip(
-        *map(jax.tree.leaves, (whole, statics.query(models, batch).total)), strict=True
+        *map(jax.tree.leaves, (complete, statics.query(models, batch).total)), strict=True
     ):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
 
 
 def test_runs_without_augmentation_have_no_keys():
-    statics, made = drawn(Full(), make())
-    assert statics.query.augmentation is None and not isinstance(made[0], Keyed)
+    statics, result = drawn(Full(), make())
+    assert statics.query.augmentation is None and not isinstance(result[0], Keyed)
     assert drawn(Poisson(3.0, 2), make())[1].key is None
 
 
@@ -215,12 +220,12 @@ def test_resumed_and_on_the_host_a_run_makes_the_same_variants(tmp_path, relatio
         counts=None if sampler is None else task.partition.counts,
     )  # fmt: skip
     options = {"seeds": [0], "eval_every": 2}
-    whole = run(one, task, **options)
+    complete = run(one, task, **options)
     resumed = cut_and_resumed(one, task, tmp_path, **options)
     loop = run(one, task, transport=host.local_transport(one), **options)
     plain = run(one, make(), **options)
     for a, b, c, d in zip(
-        *(jax.tree.leaves(each.params) for each in (whole, resumed, loop, plain)), strict=True
+        *(jax.tree.leaves(case.params) for case in (complete, resumed, loop, plain)), strict=True
     ):
         np.testing.assert_array_equal(a, b)
         # A loop on the host is another program, whose gradients may round otherwise.
@@ -229,7 +234,7 @@ def test_resumed_and_on_the_host_a_run_makes_the_same_variants(tmp_path, relatio
 
 
 def test_what_is_no_augmentation_is_refused():
-    for options, said in (
+    for options, text in (
         ({"augmentation_multiplicity": 2}, "augmentation_multiplicity is 2 without augment"),
         ({"augment": jitter, "augmentation_multiplicity": 0}, "augmentation_multiplicity is 0"),
         ({"augment": 3}, "augment is 3, which fails on a record of .* callable"),
@@ -238,7 +243,7 @@ def test_what_is_no_augmentation_is_refused():
         ({"augment": lambda x: x}, "takes 1 positional argument"),
         ({"augment": lambda key, x: x.nothing}, "augment is .*; give a function of a key and of"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=text):
             make(**options)
     with pytest.raises(ValueError, match="weighted is given with an augmentation"):
         RecordQuery(loss, lambda *_: None, CLIP, "flat", None, Augmentation(jitter, 2))

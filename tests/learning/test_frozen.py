@@ -20,7 +20,10 @@ from dpjax.models.mlp import MLP
 from dpjax.plans import plan
 from tests.support import make_config, run
 
-AGENTS, RECORDS, FEATURES, HIDDEN = 6, 12, 5, 7
+AGENTS = 6
+RECORDS = 12
+FEATURES = 5
+HIDDEN = 7
 X = np.random.default_rng(0).normal(size=(AGENTS * RECORDS, FEATURES)).astype(np.float32)
 Y = np.argmax(X[:, :3], axis=1)
 SHARDS = partition.iid(len(X), AGENTS, 0)
@@ -52,8 +55,8 @@ def make(model=None, frozen=body, params=PARAMS, x=X, **options):
 
 def head_alone():
     """The same task by other means: a head on features that the body has made beforehand."""
-    made = PARAMS["params"]["body"]
-    features = np.tanh(X @ np.asarray(made["kernel"]) + np.asarray(made["bias"]))
+    result = PARAMS["params"]["body"]
+    features = np.tanh(X @ np.asarray(result["kernel"]) + np.asarray(result["bias"]))
     return make(Net.head(), None, {"params": PARAMS["params"]["head"]}, features)
 
 
@@ -80,23 +83,23 @@ SLOW = ("automatic", "rounds")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["agent", *(pytest.param(each, marks=pytest.mark.slow) for each in ("record", *SLOW))],
+    ["agent", *(pytest.param(case, marks=pytest.mark.slow) for case in ("record", *SLOW))],
 )
 def test_training_a_head_is_training_it_on_the_bodys_features(network, name):
     """Gradient, clip, noise and gossip of the head are those of a model that has no body."""
     changes = {"batch_size": 6, "rounds": 4, "clip_norm": 0.2} | CONFIGS[name]
-    one = plan.make(make_config(**changes), network)
-    frozen, alone = (run(one, task, seeds=[0, 1]) for task in (make(), head_alone()))
+    training_plan = plan.make(make_config(**changes), network)
+    frozen, single = (run(training_plan, task, seeds=[0, 1]) for task in (make(), head_alone()))
     for leaf in ("kernel", "bias"):
         np.testing.assert_allclose(
-            leaves_of(frozen, "head", leaf), leaves_of(alone, leaf), rtol=2e-4, atol=2e-5
+            leaves_of(frozen, "head", leaf), leaves_of(single, leaf), rtol=2e-4, atol=2e-5
         )
         assert leaves_of(frozen, "body", leaf) is None
-    for metric, values in alone.metrics.items():
+    for metric, values in single.metrics.items():
         np.testing.assert_allclose(frozen.metrics[metric], values, rtol=2e-4, atol=1e-5)
     # The broken twin: a body whose gradients count in the norm, and that gets noise and moves.
-    twin = run(one, make(frozen=None), seeds=[0, 1])
-    gap = np.abs(leaves_of(twin, "head", "kernel") - leaves_of(alone, "kernel")).max()
+    twin = run(training_plan, make(frozen=None), seeds=[0, 1])
+    gap = np.abs(leaves_of(twin, "head", "kernel") - leaves_of(single, "kernel")).max()
     assert gap > 1e-3 and leaves_of(twin, "body", "kernel") is not None
 
 
@@ -114,7 +117,8 @@ def norms_of(tree):
 
 
 def batches():
-    x, y = X.reshape(AGENTS, RECORDS, FEATURES), Y.reshape(AGENTS, RECORDS)
+    x = X.reshape(AGENTS, RECORDS, FEATURES)
+    y = Y.reshape(AGENTS, RECORDS)
     other = x.copy(), y.copy()
     other[0][2, 0] *= -40
     other[1][2, 0] = (y[2, 0] + 1) % 3
@@ -143,14 +147,18 @@ def test_the_norm_is_of_trained_gradients_alone(kind):
     total = jax.jit(lambda models: query(models, batch).total)(models)["params"]["head"]
 
     def loss(params, x, y):
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(Net().apply(params, x)), y[:, None], axis=1)
-        return -jnp.mean(chosen)
+        selection = jnp.take_along_axis(
+            jax.nn.log_softmax(Net().apply(params, x)), y[:, None], axis=1
+        )
+        return -jnp.mean(selection)
 
     x, y, _ = batch
     if kind == "agent":
-        x, y = x[:, None], y[:, None]
+        x = x[:, None]
+        y = y[:, None]
     else:
-        x, y = x[:, :, None], y[:, :, None]
+        x = x[:, :, None]
+        y = y[:, :, None]
     per_term = jax.jit(jax.vmap(jax.vmap(jax.grad(loss), (None, 0, 0)), (None, 0, 0)))
     gradients = per_term(PARAMS, x, y)["params"]
 
@@ -164,10 +172,10 @@ def test_the_norm_is_of_trained_gradients_alone(kind):
     assert np.abs(total["kernel"] - by_hand(["head", "body"])).max() > 1e-3
 
 
-def constants(task, one):
+def constants(task, value):
     """Shapes of arrays that a traced chunk of rounds captures, and of what it computes."""
-    statics = Statics.of((one,), (task,))
-    arrays = inputs.stacked_arrays((one,))
+    statics = Statics.of((value,), (task,))
+    arrays = inputs.stacked_arrays((value,))
     data = inputs.stacked_data((task,))
     models = jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (1, 1, AGENTS, *leaf.shape)), task.init(KEY)
@@ -175,24 +183,24 @@ def constants(task, one):
     keys = jax.random.split(KEY, 1)
     state = program.initial(statics, arrays, models, keys, keys)
     traced = program.advance.trace(statics, arrays, data, state, keys, keys, Blocks(1, 2))
-    held = [np.shape(each) for each in _programs.constants(traced.jaxpr)]
-    made = [
+    held = [np.shape(constant) for constant in _programs.constants(traced.jaxpr)]
+    results = [
         variable.aval.shape
         for jaxpr, _ in _programs.jaxprs(traced.jaxpr)
         for equation in jaxpr.eqns
         for variable in equation.outvars
     ]
-    return held, made
+    return held, results
 
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
 def test_frozen_leaves_are_arguments_held_once(network, relation):
     shape = (FEATURES, HIDDEN)
-    one = plan.make(make_config(relation=relation, rounds=4), network)
-    held, made = constants(make(), one)
+    training_plan = plan.make(make_config(relation=relation, rounds=4), network)
+    held, result = constants(make(), training_plan)
     assert shape not in held
-    copies = [each for each in made if each[-2:] == shape and len(each) > 2]
+    copies = [item for item in result if item[-2:] == shape and len(item) > 2]
     assert not copies
     # The broken twins: values that the loss closes over, and a body of every agent's own.
     task = make()
@@ -202,9 +210,10 @@ def test_frozen_leaves_are_arguments_held_once(network, relation):
         loss=lambda p, x, y: jnp.sum(p["params"]["kernel"]) * jnp.sum(_body(task)),
         weighted=None,
     )
-    assert shape in constants(closed, one)[0]
+    assert shape in constants(closed, training_plan)[0]
     assert any(
-        each[-2:] == shape and len(each) > 2 for each in constants(make(frozen=None), one)[1]
+        value[-2:] == shape and len(value) > 2
+        for value in constants(make(frozen=None), training_plan)[1]
     )
 
 
@@ -217,30 +226,30 @@ def test_poisson_batches_several_devices_and_one_problem_a_seed(network):
     from dpjax.learning import samplers
 
     sampler = samplers.Poisson(4, capacity=3)
-    one = plan.make(
+    training_plan = plan.make(
         make_config(relation="zero_out_record", sampler=sampler, rounds=4, design="independent"),
         network,
         counts=SHARDS.counts,
     )
-    whole = run(one, make(), seeds=[0])
-    alone = run(one, head_alone(), seeds=[0])
+    complete = run(training_plan, make(), seeds=[0])
+    single = run(training_plan, head_alone(), seeds=[0])
     np.testing.assert_allclose(
-        leaves_of(whole, "head", "kernel"), leaves_of(alone, "kernel"), rtol=2e-4, atol=2e-5
+        leaves_of(complete, "head", "kernel"), leaves_of(single, "kernel"), rtol=2e-4, atol=2e-5
     )
-    assert Statics.of((one,), (make(),)).query.capacity == 3
-    two = plan.make(make_config(rounds=4), network)
-    each = run(two, [make(), make()], seeds=[0, 1])
-    spread = run(two, make(), seeds=[0, 1], devices=3)
-    for a, b in zip(jax.tree.leaves(each.params), jax.tree.leaves(spread.params), strict=True):
+    assert Statics.of((training_plan,), (make(),)).query.capacity == 3
+    second = plan.make(make_config(rounds=4), network)
+    result = run(second, [make(), make()], seeds=[0, 1])
+    spread = run(second, make(), seeds=[0, 1], devices=3)
+    for a, b in zip(jax.tree.leaves(result.params), jax.tree.leaves(spread.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
     other = jax.tree.map(lambda leaf: leaf + 1, PARAMS)
     with pytest.raises(ValueError, match="other frozen values|differs in init"):
-        run(two, [make(), make(params=other)], seeds=[0, 1])
+        run(second, [make(), make(params=other)], seeds=[0, 1])
 
 
 @pytest.mark.slow
 def test_frozen_values_are_a_part_of_what_a_run_is(tmp_path, network):
-    one = plan.make(make_config(rounds=4), network)
+    training_plan = plan.make(make_config(rounds=4), network)
 
     class Cut(Exception):
         pass
@@ -250,24 +259,26 @@ def test_frozen_values_are_a_part_of_what_a_run_is(tmp_path, network):
             raise Cut
 
     options = {"seeds": [0], "eval_every": 2, "checkpoint_seconds": 0}
-    straight = run(one, make(), **options)
+    straight = run(training_plan, make(), **options)
     with pytest.raises(Cut):
-        run(one, make(), checkpoint=tmp_path / "c", callback=cut, **options)
+        run(training_plan, make(), checkpoint=tmp_path / "c", callback=cut, **options)
     changed = jax.tree.map(jnp.array, PARAMS)
     changed["params"]["body"]["kernel"] = PARAMS["params"]["body"]["kernel"].at[0, 0].add(1e-3)
     with pytest.raises(ValueError, match="differs in frozen values"):
-        run(one, make(params=changed), checkpoint=tmp_path / "c", **options)
-    resumed = run(one, make(), checkpoint=tmp_path / "c", **options)
+        run(training_plan, make(params=changed), checkpoint=tmp_path / "c", **options)
+    resumed = run(training_plan, make(), checkpoint=tmp_path / "c", **options)
     for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_counts_are_of_trained_leaves(network):
-    one = plan.make(make_config(), network)
-    both = [inputs.Inputs.of((one,), (task,), (0,)) for task in (make(), make(frozen=None))]
+    training_plan = plan.make(make_config(), network)
+    pair = [
+        inputs.Inputs.of((training_plan,), (task,), (0,)) for task in (make(), make(frozen=None))
+    ]
     entries = [HIDDEN * 3 + 3, HIDDEN * 3 + 3 + FEATURES * HIDDEN + 7]
-    assert [each.entries for each in both] == entries
-    assert both[0].payload == both[0].entries
+    assert [item.entries for item in pair] == entries
+    assert pair[0].payload == pair[0].entries
 
 
 @pytest.mark.parametrize(
@@ -278,8 +289,9 @@ def test_counts_are_of_trained_leaves(network):
     ],
 )
 def test_a_tree_of_bools_says_the_same(frozen):
-    one, other = make(), make(frozen=frozen)
-    assert jax.tree.structure(one.frozen) == jax.tree.structure(other.frozen)
+    first = make()
+    other = make(frozen=frozen)
+    assert jax.tree.structure(first.frozen) == jax.tree.structure(other.frozen)
 
 
 def test_an_mlp_with_frozen_layers_takes_no_fast_norm():
@@ -287,10 +299,10 @@ def test_an_mlp_with_frozen_layers_takes_no_fast_norm():
     model = MLP(hidden=(HIDDEN,), outputs=3)
     params = model.init(KEY, jnp.zeros((1, FEATURES)))
     frozen = make(model, lambda path: "Dense_0" in path, params)
-    whole = make(model, None, params)
-    assert frozen.weighted is None and whole.weighted is not None
+    complete = make(model, None, params)
+    assert frozen.weighted is None and complete.weighted is not None
     with pytest.raises(ValueError, match="weighted is given with frozen values"):
-        dataclasses.replace(frozen, weighted=whole.weighted)
+        dataclasses.replace(frozen, weighted=complete.weighted)
 
 
 def with_leaf(value):
@@ -333,9 +345,9 @@ def test_refusals(arguments, message):
 
 def test_a_problem_of_ones_own_has_one_value_in_every_place():
     task = make()
-    for wrong in ({"params": {"body": None, "head": None}}, PARAMS, (jnp.zeros(3),)):
+    for invalid in ({"params": {"body": None, "head": None}}, PARAMS, (jnp.zeros(3),)):
         with pytest.raises(ValueError, match="frozen has other places than init leaves free"):
-            dataclasses.replace(task, frozen=wrong)
+            dataclasses.replace(task, frozen=invalid)
     values = jax.tree.map(np.array, task.frozen)
     mine = dataclasses.replace(task, frozen=values)
     values["params"]["body"]["bias"][2] = np.nan
@@ -349,8 +361,8 @@ def test_all_start_from_given_values(network):
     task = make(frozen=None)
     still = plan.make(make_config(design="non_private", step_size=1e-30, rounds=2), network)
     result = run(still, task, seeds=[3, 5])
-    for wanted, got in zip(jax.tree.leaves(PARAMS), jax.tree.leaves(result.params), strict=True):
-        np.testing.assert_allclose(got, np.broadcast_to(wanted, got.shape), rtol=1e-6, atol=1e-7)
+    for expected, got in zip(jax.tree.leaves(PARAMS), jax.tree.leaves(result.params), strict=True):
+        np.testing.assert_allclose(got, np.broadcast_to(expected, got.shape), rtol=1e-6, atol=1e-7)
 
 
 def test_given_values_are_held_as_they_were_checked():
@@ -370,34 +382,42 @@ Own = dataclasses.dataclass(frozen=True)(Own)
 @pytest.mark.slow
 def test_methods_of_ones_own_releases_and_phases(tmp_path, network):
     """The body stays where it is in all of them."""
-    own = plan.make(make_config(method=Own(), rounds=2), network)
-    first = run(own, make(), seeds=[0])
+    training_plan = plan.make(make_config(method=Own(), rounds=2), network)
+    first = run(training_plan, make(), seeds=[0])
     same = run(plan.make(make_config(rounds=2), network), make(), seeds=[0])
     np.testing.assert_array_equal(leaves_of(first, "head", "bias"), leaves_of(same, "head", "bias"))
     release = plan.make(make_config(release=True, rounds=2), network)
     left = run(release, make(), seeds=[0], key_file=tmp_path / "noise.key")
     assert leaves_of(left, "body", "kernel") is None
     later = run(
-        own, make(), seeds=[0], start=first.params, phase=1, spent=first.guarantees, planned=True
+        training_plan,
+        make(),
+        seeds=[0],
+        start=first.params,
+        phase=1,
+        spent=first.guarantees,
+        planned=True,
     )
     moved = leaves_of(later, "head", "kernel") - leaves_of(first, "head", "kernel")
     assert np.isfinite(moved).all() and np.abs(moved).max() > 0
     with pytest.raises(ValueError, match="start has shapes"):
-        run(own, make(frozen=None), seeds=[0], start=first.params, phase=1,
+        run(training_plan, make(frozen=None), seeds=[0], start=first.params, phase=1,
             spent=first.guarantees, planned=True)  # fmt: skip
 
 
 @pytest.mark.slow
 def test_messages_that_cross_a_network_are_trained_leaves_alone(network):
     """The host loop trains the same head, and what it hands over holds nothing of the body."""
-    one = plan.make(make_config(rounds=3), network)
-    exchange, sent = host.local_transport(one), []
+    training_plan = plan.make(make_config(rounds=3), network)
+    exchange = host.local_transport(training_plan)
+    sent = []
 
-    def transport(*given):
-        sent.append(given)
-        return exchange(*given)
+    def transport(*value):
+        sent.append(value)
+        return exchange(*value)
 
-    loop, scan = run(one, make(), seeds=[0], transport=transport), run(one, make(), seeds=[0])
+    loop = run(training_plan, make(), seeds=[0], transport=transport)
+    scan = run(training_plan, make(), seeds=[0])
     for a, b in zip(jax.tree.leaves(loop.params), jax.tree.leaves(scan.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
     shapes = {np.shape(leaf) for leaf in jax.tree.leaves(sent) if np.ndim(leaf)}

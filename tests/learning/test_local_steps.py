@@ -21,7 +21,11 @@ from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.topology import graphs, mixing
 
-N, B, D, CLIP, RATE = 3, 4, 5, 0.3, 0.5
+N = 3
+B = 4
+D = 5
+CLIP = 0.3
+RATE = 0.5
 COMPLETE = mixing.metropolis_hastings(graphs.complete(N))
 _RNG = np.random.default_rng(0)
 MODELS = jnp.asarray(_RNG.normal(size=(N, D)), jnp.float32)
@@ -50,30 +54,30 @@ def clipped(vector):
 @pytest.mark.parametrize("steps", [1, 4])
 def test_an_agents_local_training_is_clipped_as_a_whole(steps):
     query = jax.jit(AgentQuery(loss, None, CLIP, "flat").local_steps(steps, RATE))
-    found = query(MODELS, (X, Y, PADDING)).total
+    total = query(MODELS, (X, Y, PADDING)).total
     for i, length in enumerate([4, 2, 0]):
-        wanted = clipped(walked(MODELS[i], X[i, :length], Y[i, :length], steps))
-        np.testing.assert_allclose(found[i], wanted, rtol=2e-5, atol=1e-7)
+        expected = clipped(walked(MODELS[i], X[i, :length], Y[i, :length], steps))
+        np.testing.assert_allclose(total[i], expected, rtol=2e-5, atol=1e-7)
     if steps == 1:
         plain = jax.jit(AgentQuery(loss, None, CLIP, "flat"))(MODELS, (X, Y, PADDING)).total
-        np.testing.assert_allclose(found, plain, rtol=1e-6)
+        np.testing.assert_allclose(total, plain, rtol=1e-6)
         return
     # The broken twin clips every step's gradient: longer, or another direction.
     each = [clipped(walked(MODELS[0], X[0], Y[0], 1)) for _ in range(steps)]
-    assert np.abs(found[0] - np.mean(each, 0)).max() > 1e-3
+    assert np.abs(total[0] - np.mean(each, 0)).max() > 1e-3
 
 
 def test_a_records_local_training_moves_a_sum_no_farther_than_the_clip():
     query = jax.jit(RecordQuery(loss, None, CLIP, "flat", None).local_steps(3, RATE))
-    found = query(MODELS, (X, Y, PADDING)).total
+    total = query(MODELS, (X, Y, PADDING)).total
     for i, length in enumerate([4, 2, 0]):
         each = [
             clipped(walked(MODELS[i], X[i, j : j + 1], Y[i, j : j + 1], 3)) for j in range(length)
         ]
-        np.testing.assert_allclose(found[i], np.sum(each, 0) if each else 0, rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(total[i], np.sum(each, 0) if each else 0, rtol=2e-5, atol=1e-6)
     wild = X.at[0, 1].multiply(1e3)
-    moved = query(MODELS, (wild, Y, PADDING)).total - found
-    without = query(MODELS, (X, Y, PADDING.at[0, 1].set(True))).total - found
+    moved = query(MODELS, (wild, Y, PADDING)).total - total
+    without = query(MODELS, (X, Y, PADDING.at[0, 1].set(True))).total - total
     assert np.linalg.norm(moved[0]) <= 2 * CLIP * (1 + 1e-6)
     assert np.linalg.norm(without[0]) <= CLIP * (1 + 1e-6)
 
@@ -81,15 +85,18 @@ def test_a_records_local_training_moves_a_sum_no_farther_than_the_clip():
 def test_encoders_see_the_whole_walk():
     query = AgentQuery(loss, None, CLIP, "flat").local_steps(3, RATE)
     frame = jnp.eye(D, 2)
-    found = jax.jit(lambda *given: query(*given, lambda gradient: gradient @ frame).total)(
+    function = jax.jit(lambda *given: query(*given, lambda gradient: gradient @ frame).total)(
         MODELS, (X, Y, None)
     )
     for i in range(N):
-        wanted = clipped(walked(MODELS[i], X[i], Y[i], 3)[:2])
-        np.testing.assert_allclose(found[i], wanted, rtol=2e-5, atol=1e-7)
+        expected = clipped(walked(MODELS[i], X[i], Y[i], 3)[:2])
+        np.testing.assert_allclose(function[i], expected, rtol=2e-5, atol=1e-7)
 
 
-M, EACH, BATCH, EPOCHS = 3, 4, 2, 2
+M = 3
+EACH = 4
+BATCH = 2
+EPOCHS = 2
 T = EPOCHS * M * EACH // BATCH
 
 
@@ -104,19 +111,20 @@ def test_leaving_a_client_out_moves_a_message_by_the_clip_whatever_the_encoder(s
         return query(jnp.zeros((1, D), jnp.float32), (x, y, padding), lambda g: g - centre).total
 
     # A gradient along the centre, and far longer: the answer to it is C, that to none not -C.
-    there, gone = (
+    present, gone = (
         answer(jnp.zeros((1, 1, D), jnp.float32).at[0, 0, 0].set(1.0), jnp.asarray([[left]]))
         for left in (False, True)
     )
-    assert float(jnp.linalg.norm(there)) > 0.99 * CLIP
+    assert float(jnp.linalg.norm(present)) > 0.99 * CLIP
     np.testing.assert_array_equal(gone, 0)
-    assert float(jnp.linalg.norm(there - gone)) <= CLIP
+    assert float(jnp.linalg.norm(present - gone)) <= CLIP
 
 
 @pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_records_in_the_places_of_padding_move_nothing(steps):
     query = jax.jit(AgentQuery(loss, None, CLIP, "flat").local_steps(steps, RATE))
-    models, y = jnp.ones((1, D), jnp.float32), jnp.zeros((1, 2), jnp.float32)
+    models = jnp.ones((1, D), jnp.float32)
+    y = jnp.zeros((1, 2), jnp.float32)
     # Others' records there may overflow: a gradient times zero is then nan.
     x = np.ones((1, 2, D), np.float32)
     huge = x * np.asarray([1, 3e38], np.float32)[None, :, None]
@@ -162,14 +170,16 @@ def config(relation, **changes):
 @pytest.mark.parametrize("relation", ["zero_out_client", "zero_out_record"])
 def test_what_is_clipped_is_the_relations(relation):
     """A message is a client's clipped walk, or the sum of its records'."""
-    made = plan.make(config(relation, noise=None, budget=None, method=Federated(Sum())), COMPLETE)
-    assert made.config.protect.clips == ("agent" if "client" in relation else "record")
+    training_plan = plan.make(
+        config(relation, noise=None, budget=None, method=Federated(Sum())), COMPLETE
+    )
+    assert training_plan.config.protect.clips == ("agent" if "client" in relation else "record")
     private = plan.make(config(relation), COMPLETE)
     times = {"zero_out_client": EPOCHS * EACH // BATCH, "zero_out_record": EPOCHS}[relation]
     mu = CLIP * np.sqrt(times / N) / float(private.noise.scale)
     assert private.guarantee.mu == pytest.approx(mu, rel=1e-6)
-    found = run(private, task(), seeds=[0])
-    assert np.isfinite(found.metrics["test_loss"]).all()
+    result = run(private, task(), seeds=[0])
+    assert np.isfinite(result.metrics["test_loss"]).all()
 
 
 def test_local_steps_cost_nothing_in_the_guarantee_and_are_checked():

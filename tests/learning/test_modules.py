@@ -17,7 +17,10 @@ from dpjax.models.linear import Linear
 from dpjax.plans import plan
 from tests.support import cut_and_resumed, make_config, run, with_norms
 
-AGENTS, RECORDS, LENGTH, WORDS = 6, 12, 4, 11
+AGENTS = 6
+RECORDS = 12
+LENGTH = 4
+WORDS = 11
 
 
 class Reader(nn.Module):
@@ -50,20 +53,20 @@ def test_tokens_are_learned_from_and_a_stopped_run_goes_on(tmp_path, network, re
     task = reading()
     assert task.x.dtype == np.int32 and task.evaluation[0].dtype == np.int32
     assert jax.eval_shape(task.init, jax.random.key(0))["params"]["Embed_0"]["embedding"].shape
-    one = plan.make(make_config(relation=relation, rounds=6, clip_norm=0.5), network)
+    training_plan = plan.make(make_config(relation=relation, rounds=6, clip_norm=0.5), network)
     options = {"seeds": [0], "eval_every": 2, "checkpoint_seconds": 0}
-    straight = run(one, task, **options)
+    straight = run(training_plan, task, **options)
     assert np.isfinite(straight.metrics["test_loss"]).all()
     (stated,) = straight.guarantees
-    assert stated.replace(sum_rounding=0.0, custom=()) == one.guarantee
+    assert stated.replace(sum_rounding=0.0, custom=()) == training_plan.guarantee
     assert stated.custom == ("Reader",)
     assert (stated.sum_rounding > 0) == (relation == "zero_out_record")
-    resumed = cut_and_resumed(one, task, tmp_path / "c", **options)
+    resumed = cut_and_resumed(training_plan, task, tmp_path / "c", **options)
     for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
         np.testing.assert_array_equal(a, b)
     other = reading(seed=1)
     with pytest.raises(ValueError, match="differs in data"):
-        run(one, other, checkpoint=tmp_path / "c", **options)
+        run(training_plan, other, checkpoint=tmp_path / "c", **options)
 
 
 @pytest.mark.gate(1)
@@ -80,7 +83,8 @@ def test_one_text_moves_its_agents_sum_by_no_more_than_stated(clipping):
     def moved(clip_norm):
         query = RecordQuery(task.loss, task.weighted, clip_norm, clipping, None)
         answer = jax.jit(lambda batch: query(models, batch).total)
-        first, second = answer((x, y, None)), answer(changed)
+        first = answer((x, y, None))
+        second = answer(changed)
         squares = [
             ((a - b) ** 2).reshape(AGENTS, -1).sum(1)
             for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
@@ -94,14 +98,14 @@ def test_one_text_moves_its_agents_sum_by_no_more_than_stated(clipping):
 
 
 @pytest.mark.parametrize(
-    ("kind", "kept"),
+    ("kind", "selection"),
     [
         (np.uint8, np.uint8), (np.int16, np.int16), (np.int64, np.int32), (np.uint32, np.int32),
         (np.float64, np.float32), (np.float32, np.float32), (bool, np.float32),
     ],
 )  # fmt: skip
-def test_integers_stay_and_other_numbers_are_float32(kind, kept):
-    assert examples.as_inputs(examples.as_numbers("x", np.ones((3, 2), kind))).dtype == kept
+def test_integers_stay_and_other_numbers_are_float32(kind, selection):
+    assert examples.as_inputs(examples.as_numbers("x", np.ones((3, 2), kind))).dtype == selection
 
 
 @pytest.mark.parametrize(
@@ -128,7 +132,8 @@ def test_test_data_of_another_kind_are_refused():
 @pytest.mark.parametrize("kind", [np.uint8, np.int32])
 def test_fast_norms_of_integers_do_not_wrap_around(kind):
     """200 squared is 64 in the eight bits of an image: norms of it would be far too short."""
-    model, limit = mlp.MLP(hidden=(3,), outputs=2), 70_000 if kind == np.int32 else 255
+    model = mlp.MLP(hidden=(3,), outputs=2)
+    limit = 70_000 if kind == np.int32 else 255
     x = np.random.default_rng(0).integers(0, limit, size=(5, 4)).astype(kind)
     y = jnp.array([0, 1, 0, 1, 1])
     params = jax.tree.map(
@@ -154,10 +159,11 @@ def measured(task, agents=AGENTS):
 @pytest.mark.parametrize("batch", [1, 7, 20])
 def test_evaluation_in_batches_is_the_whole_evaluation(batch):
     """Every record counts once, those of a short last batch too."""
-    whole, parts = measured(reading()), measured(reading(eval_batch=batch))
-    assert set(whole) == set(parts) == {"test_loss", "test_accuracy"}
-    for name in whole:
-        np.testing.assert_allclose(parts[name], whole[name], rtol=2e-6)
+    complete = measured(reading())
+    parts = measured(reading(eval_batch=batch))
+    assert set(complete) == set(parts) == {"test_loss", "test_accuracy"}
+    for name in complete:
+        np.testing.assert_allclose(parts[name], complete[name], rtol=2e-6)
 
 
 @pytest.mark.mutant
@@ -168,14 +174,14 @@ def test_a_test_set_that_a_batch_repeats_or_drops_is_noticed():
 
     def of(part):
         shards = partition.iid(len(x), AGENTS, 0)
-        made = supervised(
+        problem = supervised(
             Reader(), "cross_entropy", (x, y), (x[part[0] : part[1]], y[part[0] : part[1]]), shards
         )
-        return float(measured(made)["test_loss"])
+        return float(measured(problem)["test_loss"])
 
-    whole = float(measured(reading())["test_loss"])
-    assert abs(np.mean([of(part) for part in pieces]) / whole - 1) > 1e-4
-    assert abs(of((0, 14)) / whole - 1) > 1e-4
+    complete = float(measured(reading())["test_loss"])
+    assert abs(np.mean([of(part) for part in pieces]) / complete - 1) > 1e-4
+    assert abs(of((0, 14)) / complete - 1) > 1e-4
 
 
 def test_layers_of_all_agents_and_records_are_not_held_together(monkeypatch):
@@ -220,7 +226,7 @@ class Branching(nn.Module):
     @nn.compact
     def __call__(self, x):
         """Return the logits."""
-        return nn.Dense(3)(jnp.stack([nn.tanh(each) for each in x]))
+        return nn.Dense(3)(jnp.stack([nn.tanh(item) for item in x]))
 
 
 @pytest.mark.parametrize(
@@ -251,11 +257,13 @@ def test_no_number_of_records(batch):
 
 @pytest.mark.slow
 def test_a_run_measures_in_batches(network):
-    one = plan.make(make_config(rounds=4), network)
-    whole, parts = (run(one, reading(**made), seeds=[0]) for made in ({}, {"eval_batch": 6}))
-    for name, values in whole.metrics.items():
+    training_plan = plan.make(make_config(rounds=4), network)
+    complete, parts = (
+        run(training_plan, reading(**case), seeds=[0]) for case in ({}, {"eval_batch": 6})
+    )
+    for name, values in complete.metrics.items():
         np.testing.assert_allclose(parts.metrics[name], values, rtol=1e-5)
-    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(parts.params), strict=True):
+    for a, b in zip(jax.tree.leaves(complete.params), jax.tree.leaves(parts.params), strict=True):
         np.testing.assert_array_equal(a, b)
     assert dataclasses.replace(reading()).fingerprint() == reading(eval_batch=6).fingerprint()
 
@@ -288,12 +296,13 @@ class Telling(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "said"), [(Coupled(), "batch_stats"), (Dropping(), "PRNG"), (Telling(), "tuple")]
+    ("model", "text"), [(Coupled(), "batch_stats"), (Dropping(), "PRNG"), (Telling(), "tuple")]
 )
-def test_models_of_more_than_parameters_and_examples_are_refused(model, said):
-    x, y = np.eye(4, dtype=np.float32), np.arange(4) % 2
+def test_models_of_more_than_parameters_and_examples_are_refused(model, text):
+    x = np.eye(4, dtype=np.float32)
+    y = np.arange(4) % 2
     shards = partition.iid(4, 2, 0)
-    with pytest.raises(ValueError, match=f"model is {type(model).__name__}, .*{said}.*GroupNorm"):
+    with pytest.raises(ValueError, match=f"model is {type(model).__name__}, .*{text}.*GroupNorm"):
         supervised(model, "cross_entropy", (x, y), (x, y), shards)
 
 
@@ -305,7 +314,8 @@ def test_modules_of_nnx_are_told_their_bridge():
         def __call__(self, x):
             return self.layer(x)[..., 0]
 
-    x, y = np.eye(12, 3), np.tile([-1, 1], 6)
+    x = np.eye(12, 3)
+    y = np.tile([-1, 1], 6)
 
     def task(model):
         return supervised(model, "logistic", (x, y), (x, y), partition.iid(12, 3, 0))

@@ -24,33 +24,34 @@ def other_body():
 
 def test_no_leaf_of_a_start_can_be_replaced(network):
     task = make()
-    one = plan.make(make_config(rounds=2), network)
-    before = run(one, task, seeds=[0])
+    training_plan = plan.make(make_config(rounds=2), network)
+    before = run(training_plan, task, seeds=[0])
     handed = task.init(KEY)
     handed["params"]["head"]["kernel"] = handed["params"]["head"]["kernel"] + 100
     handed["params"]["head"]["bias"] = "no array"
     assert task.init == make().init and hash(task.init) == hash(make().init)
-    after = run(one, task, seeds=[0])
+    after = run(training_plan, task, seeds=[0])
     for a, b in zip(jax.tree.leaves(before.params), jax.tree.leaves(after.params), strict=True):
         np.testing.assert_array_equal(a, b)
     assert task.init != make(params=jax.tree.map(lambda leaf: leaf + 1, PARAMS)).init
 
 
 def test_models_are_put_together_with_the_frozen_values_they_were_trained_with(tmp_path, network):
-    task, one = make(), plan.make(make_config(rounds=2), network)
-    result = run(one, task, seeds=[0])
+    task = make()
+    training_plan = plan.make(make_config(rounds=2), network)
+    result = run(training_plan, task, seeds=[0])
     loaded = Result.load(result.save(tmp_path / "r"))
     assert loaded.frozen == result.frozen != ""
-    for each in (result, loaded):
-        assert each.predictor(make())(X[:2]).shape == (2, 3)
+    for case in (result, loaded):
+        assert case.predictor(make())(X[:2]).shape == (2, 3)
         with pytest.raises(ValueError, match="problem has other frozen values"):
-            each.predictor(make(params=other_body()))
+            case.predictor(make(params=other_body()))
         with pytest.raises(ValueError, match="give the problem that was trained"):
-            each.predictor(Net())
-    whole = run(one, make(frozen=None), seeds=[0])
-    assert whole.frozen == ""
+            case.predictor(Net())
+    complete = run(training_plan, make(frozen=None), seeds=[0])
+    assert complete.frozen == ""
     with pytest.raises(ValueError, match="give the problem that was trained"):
-        whole.predictor(task)
+        complete.predictor(task)
     half = jax.tree.map(lambda leaf: leaf.astype(np.float16), result.params)
     with pytest.raises(ValueError, match="problem trains another model"):
         dataclasses.replace(result, params=half).predictor(task)
@@ -69,9 +70,9 @@ def test_statistics_are_no_parameters():
     """They would be clipped, noised and released with them."""
     params = Normalised().init(KEY, jnp.zeros((1, 5)))
     remedy = r"batch_stats/.* released.*frozen=lambda path: path.startswith\('batch_stats'\)"
-    for given in (params, None):
+    for case in (params, None):
         with pytest.raises(ValueError, match=remedy):
-            make(Normalised(), None, given)
+            make(Normalised(), None, case)
     with pytest.raises(ValueError, match=remedy):
         make(Normalised(), lambda path: "Dense" in path, params)
     task = make(Normalised(), lambda path: path.startswith("batch_stats"), params)

@@ -12,11 +12,16 @@ from dpjax.learning.query import AgentQuery, RecordQuery, UngatheredBatch
 from dpjax.models import losses
 from dpjax.models.layer_norms import Gradients
 
-N, POINTS, B, D, CLIP = 3, 2, 5, 4, 0.5
+N = 3
+POINTS = 2
+B = 5
+D = 4
+CLIP = 0.5
 # What DiSK combines where its gamma is small: not an average, and its weights are above 1.
 WEIGHTS = np.array([-1.5, 2.5])
 RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(N, B, D)), RNG.normal(size=(N, B))
+X = RNG.normal(size=(N, B, D))
+Y = RNG.normal(size=(N, B))
 PADDING = RNG.random((N, B)) < 0.3
 MODELS = {"w": RNG.normal(size=(N, POINTS, D)), "b": RNG.normal(size=(N, POINTS))}
 
@@ -44,13 +49,13 @@ def by_hand(unit, padding=PADDING, x=X, clip=CLIP):
         each = []
         for b in range(B):
             row = np.append(x[i, b], 1.0)
-            at = [
+            position = [
                 (x[i, b] @ MODELS["w"][i, p] + MODELS["b"][i, p] - Y[i, b]) * row
                 for p in range(POINTS)
             ]
-            each.append(sum(w * g for w, g in zip(WEIGHTS, at, strict=True)))
-        kept = [g for g, skip in zip(each, padding[i], strict=True) if not skip]
-        terms = [np.mean(kept, axis=0)] if unit == "agent" else kept
+            each.append(sum(w * g for w, g in zip(WEIGHTS, position, strict=True)))
+        selection = [g for g, skip in zip(each, padding[i], strict=True) if not skip]
+        terms = [np.mean(selection, axis=0)] if unit == "agent" else selection
         total[i] = sum(g * min(1.0, clip / np.linalg.norm(g)) for g in terms)
     return total
 
@@ -66,15 +71,15 @@ QUERIES = {
 
 def asked(query, encode=combined, models=MODELS, x=X, weights=None):
     """The answer at the points, [n, D + 1]; a query in passes gathers its batch itself."""
-    given = (x, Y, PADDING)
+    arguments = (x, Y, PADDING)
     if getattr(query, "capacity", None):
         # One more place, so that two divides them.
         rows = np.pad(np.arange(N * B).reshape(N, B), ((0, 0), (0, 1)))
         skip = np.pad(PADDING, ((0, 0), (0, 1)), constant_values=True)
-        given = UngatheredBatch(x.reshape(N * B, D), Y.reshape(-1), rows, skip)
-    batch = jax.tree.map(jnp.asarray, given)
+        arguments = UngatheredBatch(x.reshape(N * B, D), Y.reshape(-1), rows, skip)
+    batch = jax.tree.map(jnp.asarray, arguments)
     batch = jax.tree.map(lambda z: z.astype(jnp.float32) if z.dtype.kind == "f" else z, batch)
-    answer = jax.jit(lambda *given: query.points(weights)(*given, encode).total)
+    answer = jax.jit(lambda *value: query.points(weights)(*value, encode).total)
     total = answer(single(models), batch)
     return jax.tree.map(np.asarray, total)
 
@@ -89,16 +94,18 @@ def test_an_answer_is_the_clipped_combination(name):
 @pytest.mark.gate(2)
 @pytest.mark.parametrize("name", QUERIES)
 def test_weights_are_an_encode_of_their_own(name):
-    wanted = asked(QUERIES[name])
+    expected = asked(QUERIES[name])
     got = asked(QUERIES[name], encode=None, weights=WEIGHTS)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
 
     def halved(gradient):
         return jax.tree.map(lambda leaf: leaf / 2, gradient)
 
     # An encode gets the sum, and what it returns is clipped: here at twice the norm.
     again = asked(QUERIES[name], encode=halved, weights=2 * WEIGHTS)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), again, wanted)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), again, expected
+    )
 
 
 class Net(nn.Module):
@@ -107,7 +114,8 @@ class Net(nn.Module):
     @nn.compact
     def __call__(self, x):
         """Return logits of images and of a token."""
-        images, token = x[..., :48], x[..., 48].astype(jnp.int32)
+        images = x[..., :48]
+        token = x[..., 48].astype(jnp.int32)
         h = nn.tanh(nn.Conv(3, (3, 3))(images.reshape(-1, 4, 4, 3)))
         h = nn.LayerNorm()(h.reshape(len(h), -1))
         return nn.Dense(3)(jnp.concatenate([h, nn.Embed(5, 4)(token)], axis=-1))
@@ -117,7 +125,8 @@ class Net(nn.Module):
 @pytest.mark.parametrize("per_layer", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_model_that_knows_its_norms_gives_the_same(per_layer):
     """Sums of gradients that are never formed, at two points, against those of single records."""
-    model, random = Net(), np.random.default_rng(1)
+    model = Net()
+    random = np.random.default_rng(1)
     x = np.concatenate([random.normal(size=(1, 6, 48)), random.integers(0, 5, (1, 6, 1))], -1)
     y = random.integers(0, 3, (1, 6))
     x[0, 4, 0] = np.nan
@@ -134,12 +143,14 @@ def test_a_model_that_knows_its_norms_gives_the_same(per_layer):
 
     slow = RecordQuery(of_record, None, CLIP, "flat", None, per_layer=per_layer)
     fast = dataclasses.replace(slow, weighted=own)
-    given = [
-        jax.jit(lambda *given, each=each: each.points(WEIGHTS)(*given).total)(points, batch)
-        for each in (slow, fast)
+    arguments = [
+        jax.jit(lambda *argument, value=case: value.points(WEIGHTS)(*argument).total)(points, batch)
+        for case in (slow, fast)
     ]
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6), given[1], given[0]
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6),
+        arguments[1],
+        arguments[0],
     )
     # It is the model's own sum that was asked, and of both points.
     assert fast.points(WEIGHTS).weighted is not None and fast.points().weighted is None
@@ -148,10 +159,10 @@ def test_a_model_that_knows_its_norms_gives_the_same(per_layer):
 
 def test_a_faster_mean_loss_is_asked_at_all_points():
     queries = [AgentQuery(loss, fast, CLIP, "flat") for fast in (None, batch_loss)]
-    whole = (*(jnp.asarray(part, jnp.float32) for part in (X, Y)), None)
+    complete = (*(jnp.asarray(part, jnp.float32) for part in (X, Y)), None)
     answers = [
-        jax.jit(lambda *given, query=query: query.points()(*given, combined).total)(
-            single(MODELS), whole
+        jax.jit(lambda *value, query=query: query.points()(*value, combined).total)(
+            single(MODELS), complete
         )
         for query in queries
     ]
@@ -161,7 +172,7 @@ def test_a_faster_mean_loss_is_asked_at_all_points():
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ["agent", "record", "passes"])
 def test_frozen_leaves_are_the_same_at_all_points(name):
-    whole = {**MODELS, "b": np.full((N, POINTS), 0.7)}
+    complete = {**MODELS, "b": np.full((N, POINTS), 0.7)}
     trained = {"w": MODELS["w"], "b": None}
     query = QUERIES[name].merging({"w": None, "b": jnp.float32(0.7)})
     got = asked(query, models=trained)
@@ -170,8 +181,8 @@ def test_frozen_leaves_are_the_same_at_all_points(name):
     wide = {"clip_norm": 1e6}
     query = dataclasses.replace(query, **wide)
     other = dataclasses.replace(QUERIES[name], **wide)
-    wanted = asked(other, models=whole)["w"]
-    np.testing.assert_allclose(asked(query, models=trained)["w"], wanted, rtol=1e-5, atol=1e-5)
+    expected = asked(other, models=complete)["w"]
+    np.testing.assert_allclose(asked(query, models=trained)["w"], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_without_an_encode_the_stack_is_clipped_as_a_whole():
@@ -190,17 +201,17 @@ def separately(query):
             return self
 
         def __call__(self, models, batch, encode):
-            at = [
+            position = [
                 query(jax.tree.map(lambda leaf, p=p: leaf[:, p], models), batch).total
                 for p in range(POINTS)
             ]
-            return type("Answer", (), {"total": encode_all(at)})
+            return type("Answer", (), {"total": encode_all(position)})
 
     return Separate()
 
 
-def encode_all(at):
-    return jax.tree.map(lambda *g: sum(w * x for w, x in zip(WEIGHTS, g, strict=True)), *at)
+def encode_all(position):
+    return jax.tree.map(lambda *g: sum(w * x for w, x in zip(WEIGHTS, g, strict=True)), *position)
 
 
 def moved(query):
@@ -208,7 +219,8 @@ def moved(query):
     other = X.copy()
     where = np.argwhere(~PADDING)[0]
     other[tuple(where)] *= -80
-    a, b = asked(query), asked(query, x=other)
+    a = asked(query)
+    b = asked(query, x=other)
     return np.sqrt(((a["w"] - b["w"]) ** 2).sum() + ((a["b"] - b["b"]) ** 2).sum())
 
 

@@ -33,9 +33,9 @@ def make(model=None, loss="cross_entropy", train=(X, Y), test=(X, Y), shards=SHA
 
 
 def test_a_good_problem_and_its_fingerprint():
-    made = make()
-    assert made.agents == 3 and made.fingerprint() == make().fingerprint()
-    assert made.fingerprint() != make(train=(X + 1, Y)).fingerprint()
+    result = make()
+    assert result.agents == 3 and result.fingerprint() == make().fingerprint()
+    assert result.fingerprint() != make(train=(X + 1, Y)).fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,15 @@ def test_data_frames_are_not_joined_by_position(arguments, message):
 
 def test_data_frames_that_agree_are_what_their_arrays_are():
     rows = np.arange(12)[::-1]
-    frame, labels = FRAME.iloc[rows], pandas.Series(Y).iloc[rows]
-    made = make(train=(frame, labels), test=(FRAME, list(Y)))
-    assert made.fingerprint() == make(train=(X[rows], Y[rows])).fingerprint()
-    assert made.columns == ("age", "weight", "pulse") and make().columns is None
-    own = {"init": made.init, "loss": made.loss, "metrics": made.metrics, "partition": SHARDS}
+    frame = FRAME.iloc[rows]
+    labels = pandas.Series(Y).iloc[rows]
+    result = make(train=(frame, labels), test=(FRAME, list(Y)))
+    assert result.fingerprint() == make(train=(X[rows], Y[rows])).fingerprint()
+    assert result.columns == ("age", "weight", "pulse") and make().columns is None
+    own = {"init": result.init, "loss": result.loss, "metrics": result.metrics, "partition": SHARDS}
     with pytest.raises(ValueError, match="y has another index than x"):
         Problem(**own, x=frame, y=pandas.Series(Y), evaluation=())
-    assert Problem(**own, x=frame, y=labels, evaluation=()).columns == made.columns
+    assert Problem(**own, x=frame, y=labels, evaluation=()).columns == result.columns
 
 
 @pytest.mark.parametrize(
@@ -140,26 +141,26 @@ def test_names_that_records_cannot_hold_are_refused():
 
 
 def test_data_cannot_be_changed_after_the_check():
-    made = make()
-    for array in (made.x, made.y, *made.partition[:2]):
+    result = make()
+    for array in (result.x, result.y, *result.partition[:2]):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
 
 
 def test_a_problem_prints_its_size_and_no_data():
-    shown = repr(quadratics(4))
-    assert shown.startswith("Problem('") and "4 agents" in shown and "array" not in shown
+    display = repr(quadratics(4))
+    assert display.startswith("Problem('") and "4 agents" in display and "array" not in display
 
 
 def own(**changes):
     """A problem whose functions are a user's own."""
-    given = {
+    options = {
         "init": lambda key: {"a": jnp.zeros(3)},
         "loss": lambda params, x, y: (params["a"] @ x - y) ** 2,
         "metrics": lambda params, evaluation: {"size": jnp.mean(params["a"] ** 2)},
     }
     data = {"x": X.astype(np.float32), "y": Y, "partition": SHARDS, "evaluation": (X, Y)}
-    return Problem(**(given | data | changes))
+    return Problem(**(options | data | changes))
 
 
 @pytest.mark.parametrize(
@@ -235,8 +236,9 @@ def test_masked_entries_are_refused(name, make):
 
 
 def test_masked_arrays_without_masked_entries_are_arrays():
-    one, other = make(), make(train=(np.ma.array(X), np.ma.array(Y)))
-    assert one.fingerprint() == other.fingerprint()
+    first = make()
+    other = make(train=(np.ma.array(X), np.ma.array(Y)))
+    assert first.fingerprint() == other.fingerprint()
 
 
 def test_own_records_that_are_not_those_asked_for_are_refused():
@@ -245,15 +247,16 @@ def test_own_records_that_are_not_those_asked_for_are_refused():
     test = np.ones((2, 2)), np.ones(2)
     with pytest.raises(ValueError, match="x has 11 records, the agents .* have 12; give those of"):
         supervised(Linear(), "logistic", load, test, shards)
-    one = dataclasses.replace(quadratics(4), local=True)
-    assert one.fingerprint() != quadratics(4).fingerprint()
-    assert one.fingerprint() == dataclasses.replace(one, x=one.x + 1).fingerprint()
+    single = dataclasses.replace(quadratics(4), local=True)
+    assert single.fingerprint() != quadratics(4).fingerprint()
+    assert single.fingerprint() == dataclasses.replace(single, x=single.x + 1).fingerprint()
 
 
 def classifier(test=None, **options):
     """Two agents, 24 records of three classes."""
     random = np.random.default_rng(0)
-    x, y = random.normal(size=(24, 4)), np.arange(24) % 3
+    x = random.normal(size=(24, 4))
+    y = np.arange(24) % 3
     shards = partition.iid(24, 2, seed=0)
     test = test or (x, y)
     return supervised(MLP((), 3), "cross_entropy", (x, y), test, shards, **options)
@@ -265,32 +268,35 @@ def test_more_metrics_are_means_over_agents(eval_batch):
     task = classifier(metrics=("auc", "f1", "balanced_accuracy"), eval_batch=eval_batch)
     keys = jax.random.split(jax.random.key(0), 2)
     models = jax.vmap(task.init)(keys)
-    found, plain = task.metrics(models, task.evaluation), classifier().metrics
-    one = classifier(metrics="auc", eval_batch=eval_batch).metrics(models, task.evaluation)
-    assert one["test_auc"] == found["test_auc"]
+    metrics = task.metrics(models, task.evaluation)
+    plain = classifier().metrics
+    single = classifier(metrics="auc", eval_batch=eval_batch).metrics(models, task.evaluation)
+    assert single["test_auc"] == metrics["test_auc"]
     outputs = jax.vmap(task.predict, in_axes=(0, None))(models, task.evaluation[0])
     for name in ("auc", "f1", "balanced_accuracy"):
-        each = [getattr(losses, name)(one, task.evaluation[1]) for one in outputs]
-        assert found.pop(f"test_{name}") == pytest.approx(np.mean(each), abs=1e-6)
+        each = [getattr(losses, name)(output, task.evaluation[1]) for output in outputs]
+        assert metrics.pop(f"test_{name}") == pytest.approx(np.mean(each), abs=1e-6)
     expected = jax.tree.map(float, plain(models, task.evaluation))
-    assert found == pytest.approx(expected, rel=1e-6)
+    assert metrics == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.slow
 def test_weights_of_classes_are_factors_of_the_training_loss():
-    plain, task = classifier(), classifier(class_weights=(1.0, 2.0, 0.5))
+    plain = classifier()
+    task = classifier(class_weights=(1.0, 2.0, 0.5))
     params = task.init(jax.random.key(0))
     for x, y, factor in zip(task.x, task.y, (1.0, 2.0, 0.5), strict=False):
         assert task.loss(params, x, y) == pytest.approx(factor * float(plain.loss(params, x, y)))
-    each = jax.vmap(task.loss, in_axes=(None, 0, 0))(params, task.x, task.y)
-    mean = float(np.mean(each))
+    function = jax.vmap(task.loss, in_axes=(None, 0, 0))(params, task.x, task.y)
+    mean = float(np.mean(function))
     assert task.batch_loss(params, task.x, task.y) == pytest.approx(mean, rel=1e-6)
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), params)
-    measured = [each.metrics(models, task.evaluation)["test_loss"] for each in (task, plain)]
+    measured = [case.metrics(models, task.evaluation)["test_loss"] for case in (task, plain)]
     assert measured[0] == measured[1]
     # Records are clipped after they are weighed: by their own gradients, and by norms of layers.
     clip = lambda norms: jnp.minimum(1.0, 0.1 / norms)  # noqa: E731
-    summed, gradients = task.weighted(params, task.x, task.y, clip), []
+    summed = task.weighted(params, task.x, task.y, clip)
+    gradients = []
     for x, y in zip(task.x, task.y, strict=True):
         gradient = ravel_pytree(jax.grad(task.loss)(params, x, y))[0]
         gradients.append(gradient * clip(jnp.linalg.norm(gradient)))

@@ -19,8 +19,8 @@ def objectives(n: int) -> Quadratics:
     return Quadratics(*_objectives(n))
 
 
-def average(made: Quadratics, x: np.ndarray) -> float:
-    return float(np.mean(value(made.matrices, made.centers, x)))
+def average(result: Quadratics, x: np.ndarray) -> float:
+    return float(np.mean(value(result.matrices, result.centers, x)))
 
 
 def value(matrix: np.ndarray, center: np.ndarray, x: np.ndarray) -> Any:
@@ -34,48 +34,51 @@ def gradient(matrix: np.ndarray, center: np.ndarray, x: np.ndarray) -> np.ndarra
 
 @pytest.mark.parametrize("n", [2, 5, 20])
 def test_the_first_half_is_the_formula(n: int) -> None:
-    made = objectives(n)
+    outcome = objectives(n)
     x = np.array([0.7, -1.3])
     for i in range(1, n // 2 + 1):
         want = 15 * (x[0] + i) ** 2 + x[1] ** 2
-        found = value(made.matrices[i - 1], made.centers[i - 1], x)
-        np.testing.assert_allclose(found, want, rtol=1e-13)
+        result = value(outcome.matrices[i - 1], outcome.centers[i - 1], x)
+        np.testing.assert_allclose(result, want, rtol=1e-13)
 
 
 def test_the_second_half_is_the_formula_turned_about_its_minimiser() -> None:
-    made = objectives(6)
+    outcome = objectives(6)
     angle = np.pi / 12
     for i in range(4, 7):
         center = np.array([i, 0.0])
-        np.testing.assert_array_equal(made.centers[i - 1], center)
+        np.testing.assert_array_equal(outcome.centers[i - 1], center)
         # Along the steep axis, turned by 15 degrees, a unit step costs 15; across it, 1.
         steep = np.array([np.cos(angle), np.sin(angle)])
         flat = np.array([-np.sin(angle), np.cos(angle)])
         for direction, cost in ((steep, 15.0), (flat, 1.0)):
-            found = value(made.matrices[i - 1], center, center + direction)
-            np.testing.assert_allclose(found, cost, rtol=1e-13)
+            result = value(outcome.matrices[i - 1], center, center + direction)
+            np.testing.assert_allclose(result, cost, rtol=1e-13)
 
 
 def test_the_gradient_is_the_numerical_one() -> None:
-    made = objectives(20)
-    x, h = np.array([1.7, -0.4]), 1e-5
-    exact = gradient(made.matrices, made.centers, x)
+    result = objectives(20)
+    x = np.array([1.7, -0.4])
+    h = 1e-5
+    exact = gradient(result.matrices, result.centers, x)
     for axis in range(2):
         step = h * np.eye(2)[axis]
-        ahead = value(made.matrices, made.centers, x + step)
-        behind = value(made.matrices, made.centers, x - step)
+        ahead = value(result.matrices, result.centers, x + step)
+        behind = value(result.matrices, result.centers, x - step)
         np.testing.assert_allclose(exact[:, axis], (ahead - behind) / (2 * h), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 20])
 def test_the_minimum_is_the_average_s(n: int) -> None:
-    made = objectives(n)
-    np.testing.assert_allclose(average(made, made.minimiser), made.minimum, rtol=1e-12, atol=1e-12)
-    slope = gradient(made.matrices, made.centers, made.minimiser).mean(axis=0)
+    result = objectives(n)
+    np.testing.assert_allclose(
+        average(result, result.minimiser), result.minimum, rtol=1e-12, atol=1e-12
+    )
+    slope = gradient(result.matrices, result.centers, result.minimiser).mean(axis=0)
     np.testing.assert_allclose(slope, 0, atol=1e-11)
     rng = np.random.default_rng(0)
     for step in rng.normal(size=(50, 2)):
-        assert average(made, made.minimiser + step) > made.minimum
+        assert average(result, result.minimiser + step) > result.minimum
 
 
 def test_no_agents_are_refused() -> None:

@@ -35,8 +35,8 @@ def task():
     y = np.sign(x @ rng.normal(size=3)).astype(np.float32)
     places = np.split(np.arange(COUNTS.sum()), np.cumsum(COUNTS)[:-1])
     indices = np.zeros((N, COUNTS.max()), np.int32)
-    for agent, own in enumerate(places):
-        indices[agent, : len(own)] = own
+    for agent, place in enumerate(places):
+        indices[agent, : len(place)] = place
     shards = partition.Partition(indices, COUNTS)
     return supervised(Linear(), "logistic", (x, y), (x, y), shards)
 
@@ -60,24 +60,26 @@ def test_every_record_is_in_every_round_and_padding_is_none():
 @pytest.mark.parametrize("relation", ["zero_out_record", "replace_agent"])
 def test_a_run_is_full_gradient_descent(relation):
     """Without noise or clip: sums over the largest count, or the agents' own means."""
-    one = made(relation, clip_norm=1e6, noise=None, budget=None, step_size=0.3)
-    given = task()
-    result = run(one, given, seeds=[3])
-    models = jax.tree.map(lambda leaf: np.stack([leaf] * N), given.init(keys.derive(3, "initial")))
+    single = made(relation, clip_norm=1e6, noise=None, budget=None, step_size=0.3)
+    argument = task()
+    result = run(single, argument, seeds=[3])
+    models = jax.tree.map(
+        lambda leaf: np.stack([leaf] * N), argument.init(keys.derive(3, "initial"))
+    )
 
     @jax.jit
     @jax.grad
     def gradient(params, x, y):
-        return jax.vmap(given.loss, (None, 0, 0))(params, x, y).sum()
+        return jax.vmap(argument.loss, (None, 0, 0))(params, x, y).sum()
 
     for _ in range(3):
         steps = []
         for agent in range(N):
-            own = given.partition.indices[agent, : COUNTS[agent]]
+            own = argument.partition.indices[agent, : COUNTS[agent]]
             model = jax.tree.map(lambda leaf: leaf[agent], models)  # noqa: B023
             over = COUNTS.max() if relation == "zero_out_record" else COUNTS[agent]
-            found = gradient(model, given.x[own], given.y[own])
-            steps.append(jax.tree.map(lambda g: g / over, found))  # noqa: B023
+            outcome = gradient(model, argument.x[own], argument.y[own])
+            steps.append(jax.tree.map(lambda g: g / over, outcome))  # noqa: B023
         step = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
         models = jax.tree.map(lambda p, g: np.tensordot(RING, p - 0.3 * g, 1), models, step)
     for a, b in zip(jax.tree.leaves(models), jax.tree.leaves(result.params), strict=True):
@@ -85,25 +87,27 @@ def test_a_run_is_full_gradient_descent(relation):
 
 
 def test_the_guarantee_is_that_of_records_that_may_come_in_every_round():
-    full = made()
+    complete = made()
     random = plan.make(make_config(relation="zero_out_record", rounds=3, batch_size=2), RING)
-    assert full.guarantee == random.guarantee
-    np.testing.assert_array_equal(full.factor, random.factor)
-    assert full.sampler == Full(9) and full.target.divisor == 9
+    assert complete.guarantee == random.guarantee
+    np.testing.assert_array_equal(complete.factor, random.factor)
+    assert complete.sampler == Full(9) and complete.target.divisor == 9
     # The forecast knows how many places of the batch hold records.
-    whole = full.forecast(5, counts=np.full(N, 9))
-    assert full.forecast(5).ratio == pytest.approx(whole.ratio / np.mean(COUNTS / 9))
-    assert full.forecast(5) == full.forecast(5, counts=COUNTS)
+    entire = complete.forecast(5, counts=np.full(N, 9))
+    assert complete.forecast(5).ratio == pytest.approx(entire.ratio / np.mean(COUNTS / 9))
+    assert complete.forecast(5) == complete.forecast(5, counts=COUNTS)
 
 
 def test_a_record_moves_its_agents_sum_by_no_more_than_the_clip():
-    one, given = made(), task()
-    statics = Statics.of((one,), (given,))
+    single = made()
+    argument = task()
+    statics = Statics.of((single,), (argument,))
     assert statics.divisor == 9
     rows, padding = statics.sampler.draw(jax.random.key(0), 0, jnp.asarray(COUNTS))
-    rows = np.take_along_axis(given.partition.indices, np.asarray(rows), 1)
-    models = jax.vmap(given.init)(jax.random.split(jax.random.key(0), N))
-    x, y = np.asarray(given.x), np.asarray(given.y)
+    rows = np.take_along_axis(argument.partition.indices, np.asarray(rows), 1)
+    models = jax.vmap(argument.init)(jax.random.split(jax.random.key(0), N))
+    x = np.asarray(argument.x)
+    y = np.asarray(argument.y)
     changed = x.copy()
     changed[rows[1, 4]] *= -40
     query = jax.jit(statics.query)
@@ -173,10 +177,10 @@ class Quiet(Random):
 @pytest.mark.mutant
 def test_rates_without_a_claim_amplify_nothing():
     config = make_config(sampler=Quiet(2), relation="replace_record", rounds=3)
-    one = plan.make(config, RING, counts=COUNTS)
+    training_plan = plan.make(config, RING, counts=COUNTS)
     plain = make_config(sampler=Random(2), relation="replace_record", rounds=3)
     plain = plan.make(plain, RING).guarantee
-    assert one.guarantee == plain.replace(custom=("Quiet",))
+    assert training_plan.guarantee == plain.replace(custom=("Quiet",))
 
 
 @pytest.mark.parametrize("sampler", [Full(records=100), Poisson(2.0, 8, records=100)])
@@ -228,8 +232,8 @@ class Early(samplers.Clients):
         drawn = super().draw(key, round, counts)
         other = {8: 9, 9: 8}  # Clients 2 and 0 of three, in each other's rounds.
         rows = drawn.rows
-        for at, put in other.items():
-            rows = jnp.where(round == at, put, rows)
+        for name, put in other.items():
+            rows = jnp.where(round == name, put, rows)
         return drawn._replace(rows=rows)
 
     @property
@@ -239,7 +243,8 @@ class Early(samplers.Clients):
 
 @pytest.mark.parametrize("counts", [[12, 12], [12, 7]])
 def test_clients_of_ones_own_sampler_come_in_their_turns(counts):
-    dealt, counts = samplers.Clients(clients=3, examples=4, epochs=2), np.asarray(counts)
+    dealt = samplers.Clients(clients=3, examples=4, epochs=2)
+    counts = np.asarray(counts)
     draws.audit(dealt, counts, 24, turns=dealt.turns)
     with pytest.raises(ValueError, match="records of client 0 of agent 0 in rounds .* 3 apart"):
         draws.audit(Early(3, 4, 2), counts, 24, turns=dealt.turns)
