@@ -44,12 +44,12 @@ def bracket(rate, ratio, rounds, delta, width, points, *, sides=(True, False)):
         points: Cells of the window of sums.
         sides: Directions that count: the record is there against not, and back.
     """
-    curves = [_below(rate, ratio, rounds, width, points, one) for one in sides]
+    curves = [_below(rate, ratio, rounds, width, points, side) for side in sides]
 
     def epsilon(allowed):
         gap = lambda e, curve: curve(e) - allowed  # noqa: E731
-        most = points * width
-        return max(optimize.brentq(gap, 0.0, most, args=(one,), xtol=1e-7) for one in curves)
+        maximum = points * width
+        return max(optimize.brentq(gap, 0.0, maximum, args=(item,), xtol=1e-7) for item in curves)
 
     return epsilon(delta + SLACK), epsilon(delta - SLACK) + rounds * width
 
@@ -59,7 +59,8 @@ def _below(rate, ratio, rounds, width, points, present):
     places = np.array([-REACH, REACH + ratio])
     ends = np.log1p(rate * np.expm1(ratio * (places - ratio / 2)))
     ends = ends if present else -ends[::-1]
-    first, last = int(np.floor(ends[0] / width)) - 1, int(np.ceil(ends[1] / width)) + 1
+    first = int(np.floor(ends[0] / width)) - 1
+    last = int(np.ceil(ends[1] / width)) + 1
     edges = width * np.arange(first, last + 1)
     masses = np.diff(cumulative(rate, ratio, present)(edges))
     assert len(masses) <= points and abs(masses.sum() - 1) < SLACK / (10 * rounds)
@@ -79,8 +80,9 @@ def _below(rate, ratio, rounds, width, points, present):
 
 def _check_window(masses, edges, rounds, low, high):
     """Chernoff's bound on sums outside, which a circular transform would bring back inside."""
-    at = np.arange(0, len(masses), 256)
-    coarse, lower = np.add.reduceat(masses, at), edges[at]
+    position = np.arange(0, len(masses), 256)
+    coarse = np.add.reduceat(masses, position)
+    lower = edges[position]
     for sign, reach, losses in ((1, high, np.append(lower[1:], edges[-1])), (-1, -low, lower)):
         orders = np.geomspace(0.3, 60, 40)
         growth = [special.logsumexp(order * sign * losses, b=coarse) for order in orders]

@@ -11,7 +11,8 @@ def gossip_messages(schedule, inflow, steps=1, contraction=None):
     """Messages [T, K, n, c] of linear inflow [T, n, c]: x <- W^K (D x + u)."""
     rounds, n, columns = inflow.shape
     contraction = np.ones(n) if contraction is None else np.asarray(contraction)
-    x, out = 0 * inflow[0], []
+    x = 0 * inflow[0]
+    out = []
     for t in range(rounds):
         mixing = schedule[t % len(schedule)]
         sent = contraction[:, None] * x + inflow[t]
@@ -49,23 +50,24 @@ def gossip_view(
             for j in range(n):
                 if eavesdropper or any(mixing[a, j] != 0 for a in attackers):
                     rows.append(messages[t, k, j])
-    whole = np.array(rows)
+    complete = np.array(rows)
     source = np.array(source)
     source[:, list(known)] = 0
     inverse = np.eye(rounds) if strategy is None else np.linalg.inv(strategy)
-    b = whole @ np.kron(inverse, source)
-    a = whole.reshape(-1, rounds, n).copy()
+    b = complete @ np.kron(inverse, source)
+    a = complete.reshape(-1, rounds, n).copy()
     a[:, :, list(attackers)] = 0
-    return a.reshape(len(whole), -1), b
+    return a.reshape(len(complete), -1), b
 
 
 def zip_view(mixing, rounds, *, own_copy, attackers=(), eavesdropper=False):
     """A and B of Zip-DL, message by message."""
     n = len(mixing)
     sent = [(i, j) for i in range(n) for j in range(n) if i != j and mixing[j, i] != 0]
-    every = sent + [(i, i) for i in range(n)]
-    columns = rounds * (n + len(every))
-    x, rows = np.zeros((n, columns)), []
+    entries = sent + [(i, i) for i in range(n)]
+    columns = rounds * (n + len(entries))
+    x = np.zeros((n, columns))
+    rows = []
     for t in range(rounds):
         half = x.copy()
         for i in range(n):
@@ -73,17 +75,17 @@ def zip_view(mixing, rounds, *, own_copy, attackers=(), eavesdropper=False):
                 half[i, t * n + i] += 1
         message = {}
         for i in range(n):
-            mine = [e for e in every if e[0] == i and (own_copy or e[1] != i)]
+            mine = [e for e in entries if e[0] == i and (own_copy or e[1] != i)]
             fresh = {}
             for edge in mine:
                 fresh[edge] = np.zeros(columns)
                 if i not in attackers:
-                    fresh[edge][rounds * n + t * len(every) + every.index(edge)] = 1
+                    fresh[edge][rounds * n + t * len(entries) + entries.index(edge)] = 1
             mean = sum(fresh.values()) / max(len(mine), 1)
-            for edge in [e for e in every if e[0] == i]:
+            for edge in [e for e in entries if e[0] == i]:
                 noise = fresh[edge] - mean if edge in fresh else 0
                 message[edge] = half[i] + noise
-        for i, j in every:
+        for i, j in entries:
             if (eavesdropper and i != j) or j in attackers:
                 rows.append(message[i, j])
         x = np.array(
@@ -92,8 +94,8 @@ def zip_view(mixing, rounds, *, own_copy, attackers=(), eavesdropper=False):
                 for j in range(n)
             ]
         )
-    whole = np.array(rows)
-    return whole[:, : rounds * n], whole[:, rounds * n :]
+    complete = np.array(rows)
+    return complete[:, : rounds * n], complete[:, rounds * n :]
 
 
 def exact_gossip_loss(mixing, node, steps, participation, digits=90):
@@ -132,10 +134,10 @@ def _patterns(gram, participation, attackers, infinite):
     mu = np.zeros(n)
     for u in range(n):
         for start in range(participation.starts):
-            at = [
+            position = [
                 (start + k * participation.separation) * n + u for k in range(participation.epochs)
             ]
-            mu[u] = max(mu[u], np.sqrt(np.abs(gram[np.ix_(at, at)]).sum()))
+            mu[u] = max(mu[u], np.sqrt(np.abs(gram[np.ix_(position, position)]).sum()))
     mu[infinite] = np.inf
     mu[list(attackers)] = np.nan
     return mu
@@ -145,7 +147,9 @@ def exact_losses(a, b, participation, attackers=(), digits=90):
     """The same in mpmath: Gram-Schmidt on the rows of B, carried along on A."""
     with mpmath.workdps(digits):
         tiny = mpmath.mpf(10) ** (-digits // 2)
-        ortho, white, leak = [], [], set()
+        ortho = []
+        white = []
+        leak = set()
         for row_a, row_b in zip(a, b, strict=True):
             x = [mpmath.mpf(v) for v in row_b]
             y = [mpmath.mpf(v) for v in row_a]

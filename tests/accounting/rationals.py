@@ -9,17 +9,23 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 
-STATE, AGENTS, NOISE, ROWS = 3, 5, 5, 3
+STATE = 3
+AGENTS = 5
+NOISE = 5
+ROWS = 3
 
 
 def _orthogonal(parts, rounds):
     """Rows of A and B with those of B orthogonal, their squares, and who shows without noise."""
     f, gamma, sigma, h, j, d = (np.frompyfunc(Fraction, 1, 1)(part) for part in parts)
-    n, q = gamma.shape[1], sigma.shape[1]
+    n = gamma.shape[1]
+    q = sigma.shape[1]
     state = np.full((len(f), rounds * (n + q)), Fraction(0), object)
-    found, shows = [], np.zeros(rounds * n, bool)
+    results = []
+    shows = np.zeros(rounds * n, bool)
     for t in range(rounds):
-        mine, noise = slice(t * n, t * n + n), slice(rounds * n + t * q, rounds * n + t * q + q)
+        mine = slice(t * n, t * n + n)
+        noise = slice(rounds * n + t * q, rounds * n + t * q + q)
         rows = h @ state
         rows[:, mine] += j
         rows[:, noise] += d
@@ -27,16 +33,16 @@ def _orthogonal(parts, rounds):
         state[:, mine] += gamma
         state[:, noise] += sigma
         for row in rows:
-            for other, square in found:
+            for other, square in results:
                 share = _dot(other[rounds * n :], row[rounds * n :]) / square
                 if share:
                     row = row - share * other
             square = _dot(row[rounds * n :], row[rounds * n :])
             if square:
-                found.append((row, square))
+                results.append((row, square))
             else:
                 shows |= row[: rounds * n] != 0
-    return found, shows
+    return results, shows
 
 
 def _dot(left, right):
@@ -45,36 +51,39 @@ def _dot(left, right):
 
 def losses(parts, participation):
     """Return mu of every agent in 80 digits, for given gradients: the sum of absolute values."""
-    rounds, n = participation.rounds, parts[1].shape[1]
-    found, shows = _orthogonal(parts, rounds)
-    made = []
+    rounds = participation.rounds
+    n = parts[1].shape[1]
+    result, shows = _orthogonal(parts, rounds)
+    results = []
     for u in range(n):
         if shows[u::n].any():
-            made.append(mpmath.inf)
+            results.append(mpmath.inf)
             continue
         largest = Fraction(0)
         for pattern in participation.patterns:
             total = Fraction(0)
             for s in pattern:
                 for t in pattern:
-                    entry = sum((r[s * n + u] * r[t * n + u] / v for r, v in found), Fraction(0))
+                    entry = sum((r[s * n + u] * r[t * n + u] / v for r, v in result), Fraction(0))
                     total += abs(entry)
             largest = max(largest, total)
         with mpmath.workdps(80):
-            made.append(mpmath.sqrt(mpmath.mpf(largest.numerator) / largest.denominator))
-    return made
+            results.append(mpmath.sqrt(mpmath.mpf(largest.numerator) / largest.denominator))
+    return results
 
 
 def condition(parts, rounds):
     """Condition number of the rows of B in units of their own noise; infinite without full rank."""
     f, _, sigma, h, _, d = (np.frompyfunc(Fraction, 1, 1)(part) for part in parts)
     q = sigma.shape[1]
-    state, scaled = np.full((len(f), rounds * q), Fraction(0), object), []
+    state = np.full((len(f), rounds * q), Fraction(0), object)
+    scaled = []
     for t in range(rounds):
-        rows, now = h @ state, slice(t * q, t * q + q)
-        rows[:, now] += d
+        rows = h @ state
+        current = slice(t * q, t * q + q)
+        rows[:, current] += d
         state = f @ state
-        state[:, now] += sigma
+        state[:, current] += sigma
         for row in rows:
             if row.any():
                 with mpmath.workdps(40):
@@ -85,8 +94,8 @@ def condition(parts, rounds):
     if not scaled:
         return 1.0
     values = np.linalg.svd(np.array(scaled), compute_uv=False)
-    full = len(scaled) <= len(scaled[0]) and values[-1] > 0
-    return float(values[0] / values[-1]) if full else np.inf
+    complete = len(scaled) <= len(scaled[0]) and values[-1] > 0
+    return float(values[0] / values[-1]) if complete else np.inf
 
 
 def draw(random):
@@ -95,9 +104,12 @@ def draw(random):
     By turns normal, of small whole numbers (with ties), of entries that differ by up to 1e30, or
     of a few values; in units of 1e-15 to 1e15 for every row, state, noise and agent.
     """
-    kind, span = random.integers(4), random.choice([0, 3, 15])
-    s, n = random.integers(0, STATE + 1), random.integers(1, AGENTS + 1)
-    q, m = random.integers(1, NOISE + 1), random.integers(1, ROWS + 1)
+    kind = random.integers(4)
+    span = random.choice([0, 3, 15])
+    s = random.integers(0, STATE + 1)
+    n = random.integers(1, AGENTS + 1)
+    q = random.integers(1, NOISE + 1)
+    m = random.integers(1, ROWS + 1)
     row, state, noise, agent = (10.0 ** random.uniform(-span, span, size) for size in (m, s, q, n))
     if random.random() < 0.5:
         noise = np.ones(q)

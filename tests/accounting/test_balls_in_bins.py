@@ -48,9 +48,9 @@ def test_two_bins_against_the_plane_of_their_messages(ratio, delta):
     first, second, area = plane()
     present = (normal(first, second, (ratio, 0)) + normal(first, second, (0, ratio))) / 2
     epsilon = loss(2, ratio).epsilon(delta)
-    found = max(sticks(present, normal(first, second), area, epsilon))
-    assert found <= delta * (1 + 1e-6)
-    assert epsilon == 0 or found > 0.99 * delta
+    result = max(sticks(present, normal(first, second), area, epsilon))
+    assert result <= delta * (1 + 1e-6)
+    assert epsilon == 0 or result > 0.99 * delta
     # Two epochs are ratios of sqrt(2): rounds of one bin are one Gaussian.
     assert loss(2, ratio / math.sqrt(2), epochs=2).epsilon(delta) == pytest.approx(epsilon)
 
@@ -71,11 +71,11 @@ def exact_delta(bins, ratio, epsilon, samples=400_000):
     """Delta in both directions by Monte Carlo under Q, with four deviations of each."""
     normals = np.random.default_rng(0).standard_normal((samples, bins))
     quotient = np.exp(ratio * normals - ratio**2 / 2).mean(axis=1)
-    found = []
+    results = []
     for excess in (quotient - math.exp(epsilon), 1 - math.exp(epsilon) * quotient):
         losses = np.maximum(excess, 0)
-        found.append((losses.mean(), 4 * losses.std() / math.sqrt(samples)))
-    return max(found)
+        results.append((losses.mean(), 4 * losses.std() / math.sqrt(samples)))
+    return max(results)
 
 
 @pytest.mark.mutant
@@ -83,8 +83,8 @@ def exact_delta(bins, ratio, epsilon, samples=400_000):
 def test_many_bins_against_a_mean_of_lognormals(bins, ratio):
     delta = 1e-2
     epsilon = loss(bins, ratio).epsilon(delta)
-    found, error = exact_delta(bins, ratio, epsilon)
-    assert found - error <= delta < 1.03 * (found + error)
+    result, error = exact_delta(bins, ratio, epsilon)
+    assert result - error <= delta < 1.03 * (result + error)
 
 
 @pytest.mark.slow
@@ -94,9 +94,10 @@ def test_against_another_librarys_samples(bins, epochs, multiplier):
     from jax_privacy import batch_selection
 
     strategy = batch_selection.BallsInBinsSampling(iterations=bins * epochs, cycle_length=bins)
-    delta, samples = 2e-2, 20_000
+    delta = 2e-2
+    samples = 20_000
     epsilon = loss(bins, 1 / multiplier, epochs).epsilon(delta)
-    found = []
+    results = []
     for positive in (True, False):
         generator = np.random.default_rng(1)
         losses = np.array(
@@ -108,8 +109,8 @@ def test_against_another_librarys_samples(bins, epochs, multiplier):
             ]
         )
         excess = np.maximum(-np.expm1(epsilon - losses), 0)
-        found.append((excess.mean(), 4 * excess.std() / math.sqrt(samples)))
-    mean, error = max(found)
+        results.append((excess.mean(), 4 * excess.std() / math.sqrt(samples)))
+    mean, error = max(results)
     assert mean - error <= delta <= 1.03 * (mean + error)
 
 
@@ -126,8 +127,8 @@ def test_gradients_that_follow_messages_cost_no_more():
     first, second, area = plane()
     absent = normal(first, second)
     epsilon = loss(2, 1.0).epsilon(1e-2)
-    for told in (np.tanh, np.sign, lambda message: -1.0 * (message > 0)):
-        later = stats.norm.pdf(first) * stats.norm.pdf(second - told(first))
+    for case in (np.tanh, np.sign, lambda message: -1.0 * (message > 0)):
+        later = stats.norm.pdf(first) * stats.norm.pdf(second - case(first))
         present = (normal(first, second, (1.0, 0)) + later) / 2
         assert max(sticks(present, absent, area, epsilon)) <= 1e-2
 
@@ -150,8 +151,8 @@ def test_noise_that_joins_bins_tells_which_of_them(sign):
     norm = float(np.linalg.norm(columns, axis=1).max())
     stated = BinLoss(hidden, (norm,), separation=2, rounds=2)
     epsilon = stated.epsilon(1e-2)
-    found = max(sticks(present, normal(first, second), area, epsilon))
-    assert hidden == 1 and found <= 1e-2
+    result = max(sticks(present, normal(first, second), area, epsilon))
+    assert hidden == 1 and result <= 1e-2
     # The broken copy, in which joined bins hide each other as others do.
     if sign > 0:
         short = BinLoss(2, (norm,), separation=2, rounds=2).epsilon(1e-2)
@@ -171,7 +172,8 @@ def test_the_bins_that_are_left_are_as_far_apart_as_the_diagonals(bins, diagonal
 def test_four_bins_under_two_diagonals_by_samples():
     """All of P is known: the loss of what is left, two bins, is above it."""
     strategy = np.eye(4) + 0.7 * np.eye(4, k=-1)
-    samples, generator = 200_000, np.random.default_rng(0)
+    samples = 200_000
+    generator = np.random.default_rng(0)
     messages = generator.standard_normal((samples, 4))
     logs = messages @ strategy - (strategy**2).sum(axis=0) / 2
     quotient = np.exp(logs).mean(axis=1)
@@ -214,8 +216,8 @@ def test_a_stored_loss_is_read_where_nothing_else_was_imported():
         f"rounds=4, clip_norm=1.0, accountant='balls_in_bins', release=False, other_loss={stored}"
         ")).loss)"
     )
-    told = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
-    assert told.stdout.startswith("BinLoss(bins=4"), told.stderr
+    result = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert result.stdout.startswith("BinLoss(bins=4"), result.stderr
 
 
 def test_what_does_not_compose_or_is_no_loss_is_refused():

@@ -19,15 +19,18 @@ CHECKED = {
 
 @pytest.mark.parametrize("epsilon", CHECKED)
 def test_variance_of_independent_noise_as_published(epsilon):
-    found = [
+    results = [
         1 / budget.precision_bound(epsilon, 1e-5, accountant=name, allow_unsound=True, **SETTING)
         for name in ("paper", "rdp", "gdp")
     ]
-    assert found == pytest.approx(CHECKED[epsilon], rel=1.2e-3)
+    assert results == pytest.approx(CHECKED[epsilon], rel=1.2e-3)
 
 
 def test_formulas_of_the_note():
-    epsilon, delta, rounds, clip = 7.0, 1e-6, 300, 0.25
+    epsilon = 7.0
+    delta = 1e-6
+    rounds = 300
+    clip = 0.25
     setting = {"rounds": rounds, "clip_norm": clip, "relation": "replace_record"}
     log = math.log(1 / delta)
     paper = epsilon**2 / (16 * clip**2 * rounds * log)
@@ -48,11 +51,11 @@ def test_sensitivity_and_unit_follow_the_relation():
     # A client stands at an agent's place: its gradient is the agent's there.
     clips = ["agent", "record", "record", "agent", "agent"]
     assert [budget.clips(relation) for relation in budget.RELATIONS] == clips
-    for wrong in ("replace", "", None, "add_or_remove"):
+    for invalid in ("replace", "", None, "add_or_remove"):
         with pytest.raises(ValueError, match="relation is"):
-            budget.clipped_sensitivity(wrong, 1.0)
+            budget.clipped_sensitivity(invalid, 1.0)
         with pytest.raises(ValueError, match="relation is"):
-            budget.unit(wrong)
+            budget.unit(invalid)
 
 
 def test_relation_has_no_default():
@@ -81,9 +84,9 @@ def test_the_papers_rule_is_refused_where_it_is_false():
     bound = budget.precision_bound(40, 1e-5, accountant="paper", allow_unsound=True, **SETTING)
     with pytest.raises(ValueError, match="its rule is false"):
         budget.loss(np.eye(3) / bound, 1e-5, accountant="paper", **SETTING)
-    both = budget.loss(np.eye(3) / bound, 1e-5, accountant="paper", allow_unsound=True, **SETTING)
-    assert both.epsilon[0] == pytest.approx(40)
-    assert both.exact_epsilon[0] == pytest.approx(41.76, abs=0.01)
+    pair = budget.loss(np.eye(3) / bound, 1e-5, accountant="paper", allow_unsound=True, **SETTING)
+    assert pair.epsilon[0] == pytest.approx(40)
+    assert pair.exact_epsilon[0] == pytest.approx(41.76, abs=0.01)
 
 
 @pytest.mark.parametrize("accountant", ["gdp", "rdp"])
@@ -133,7 +136,9 @@ def random_covariance(n, seed):
 
 
 def check_loss_against_dense(loss_function, seed):
-    n, rounds, clip = 4, 3, 0.7
+    n = 4
+    rounds = 3
+    clip = 0.7
     covariance = random_covariance(n, seed)
     weights = mixing.metropolis_hastings(graphs.erdos_renyi(n, 0.6, seed))
     for relation, shift in (("replace_agent", 2 * clip), ("zero_out_record", clip)):
@@ -208,9 +213,9 @@ def test_squared_sensitivity_takes_the_place_of_the_rounds():
         np.testing.assert_array_equal(mine.size, other.size)
     half = budget.precision_bound(2.0, 1e-6, sensitivity_squared=0.5, **setting)
     assert half == pytest.approx(2 * budget.precision_bound(2.0, 1e-6, rounds=1, **setting))
-    for wrong in ({}, {"rounds": 1, "sensitivity_squared": 1.0}):
+    for invalid in ({}, {"rounds": 1, "sensitivity_squared": 1.0}):
         with pytest.raises(ValueError, match="give exactly one"):
-            budget.precision_bound(2.0, 1e-6, **setting, **wrong)
+            budget.precision_bound(2.0, 1e-6, **setting, **invalid)
     with pytest.raises(ValueError, match="sensitivity_squared is 0"):
         budget.loss(np.eye(3), 1e-6, sensitivity_squared=0, **setting)
 
@@ -222,7 +227,8 @@ def test_loss_of_correlated_noise_is_the_dense_one():
     factor = rng.normal(size=(3, 3))
     inverse = np.linalg.inv(strategy)
     covariance = np.kron(inverse @ inverse.T, factor @ factor.T)
-    squared, dense = 0.0, 0.0
+    squared = 0.0
+    dense = 0.0
     for start in range(3):
         taking = np.zeros(6)
         taking[[start, start + 3]] = 1
@@ -230,8 +236,8 @@ def test_loss_of_correlated_noise_is_the_dense_one():
         for agent in range(3):
             shift = 0.7 * np.kron(taking, np.eye(3)[agent])
             dense = max(dense, np.sqrt(shift @ np.linalg.solve(covariance, shift)))
-    found = budget.loss(
+    result = budget.loss(
         None, 1e-6, factor=factor, clip_norm=0.7, relation="zero_out_record",
         sensitivity_squared=squared,
     )  # fmt: skip
-    assert found.size.max() == pytest.approx(dense, rel=1e-9)
+    assert result.size.max() == pytest.approx(dense, rel=1e-9)

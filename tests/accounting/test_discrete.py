@@ -24,12 +24,12 @@ def summed(variance: Fraction, clients: int) -> tuple:
     with mp.workdps(50):
         reach = range(-REACH, REACH + 1)
         v = mp.mpf(variance.numerator) / variance.denominator
-        one = [mp.exp(-(mp.mpf(y) ** 2) / (2 * v)) for y in reach]
-        whole = mp.fsum(one)
-        one = [each / whole for each in one]
+        single = [mp.exp(-(mp.mpf(y) ** 2) / (2 * v)) for y in reach]
+        complete = mp.fsum(single)
+        single = [item / complete for item in single]
         # Terms below 10^-20000 are of no order's sum here.
-        near = [(y, p) for y, p in zip(reach, one, strict=True) if p > mp.mpf(10) ** -20000]
-        law = one
+        near = [(y, p) for y, p in zip(reach, single, strict=True) if p > mp.mpf(10) ** -20000]
+        law = single
         for _ in range(clients - 1):
             law = [
                 mp.fsum(p * law[x - y + REACH] for y, p in near if -REACH <= x - y <= REACH)
@@ -46,11 +46,11 @@ def divergence(first, second, alpha: float) -> float:
         return float(mp.log(mp.fsum(terms)) / (a - 1))
 
 
-def moved(law: tuple, by: int, alpha: float) -> float:
+def moved(law: tuple, key: int, alpha: float) -> float:
     """The divergence of a law and the same one moved, of what both hold."""
     return max(
-        divergence(law[by:], law[: len(law) - by], alpha),
-        divergence(law[: len(law) - by], law[by:], alpha),
+        divergence(law[key:], law[: len(law) - key], alpha),
+        divergence(law[: len(law) - key], law[key:], alpha),
     )
 
 
@@ -68,12 +68,12 @@ VARIANCES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2))
 )
 def test_no_divergence_is_above_the_loss(variance, clients) -> None:
     law = summed(variance, clients)
-    for by, alpha in itertools.product((1, 2, 3, 7), ALPHAS):
+    for key, alpha in itertools.product((1, 2, 3, 7), ALPHAS):
         # Orders at which what lies beyond the reach matters are left out.
-        if alpha * by > REACH / 2:
+        if alpha * key > REACH / 2:
             continue
-        exact = moved(law, by, alpha)
-        bound = discrete.round_epsilon(by, variance, clients, 1) ** 2 / 2
+        exact = moved(law, key, alpha)
+        bound = discrete.round_epsilon(key, variance, clients, 1) ** 2 / 2
         assert exact <= alpha * bound * (1 + 1e-9)
         if variance >= 1:
             # And it is no loose one: noise of 3 % more would not be enough for the exact loss.
@@ -96,8 +96,8 @@ def test_noise_of_clients_that_are_gone_is_made_up_for() -> None:
     right = discrete.concentrated_loss(1.0, 1, Cohort(4, dropouts=1, colluders=1), 1, **rounds)
     assert exact <= right.rho
     # The broken twins: all clients' noise counted, or that of all survivors.
-    for wrong in (Cohort(4), Cohort(4, dropouts=1)):
-        assert exact > discrete.concentrated_loss(1.0, 1, wrong, 1, **rounds).rho
+    for invalid in (Cohort(4), Cohort(4, dropouts=1)):
+        assert exact > discrete.concentrated_loss(1.0, 1, invalid, 1, **rounds).rho
     # And the calibrated noise: as of the formula, whatever drops out.
     cohort = Cohort(4, dropouts=1, colluders=1)
     assert rules.variance(2.0, 3.0, 5, cohort) == pytest.approx(5 * 4 * 9 / 2)
@@ -113,8 +113,8 @@ def rounded_law(x: float, square: int) -> dict[int, float]:
     """Whole numbers that one coordinate becomes, conditional on the limit."""
     low = math.floor(x)
     odds = {low: 1 - (x - low), low + 1: x - low}
-    kept = {z: p for z, p in odds.items() if z * z <= square and p > 0}
-    return {z: p / sum(kept.values()) for z, p in kept.items()}
+    selection = {z: p for z, p in odds.items() if z * z <= square and p > 0}
+    return {z: p / sum(selection.values()) for z, p in selection.items()}
 
 
 @pytest.mark.parametrize("x", [0.3, 1.5, 2.0])
@@ -133,10 +133,11 @@ def test_the_whole_mechanism_rounding_included(x, relation) -> None:
         total = sum(mp.mpf(p) * np.roll(law, z) for z, p in parts)
         return list(total[12:-12])
 
-    first, second = output(x), output(-x if relation == "replace" else 0.0)
+    first = output(x)
+    second = output(-x if relation == "replace" else 0.0)
     for alpha in (1.001, 1.5, 2.0, 4.0, 8.0):
-        both = divergence(first, second, alpha), divergence(second, first, alpha)
-        assert max(both) <= alpha * stated.rho
+        pair = divergence(first, second, alpha), divergence(second, first, alpha)
+        assert max(pair) <= alpha * stated.rho
     # The twin: a sensitivity that forgets rounding, or replacement, is too small for some vector.
     if x == 1.5 and relation == "replace":
         low = discrete.round_epsilon(1.5, Fraction(3, 2), 2, 1) ** 2 / 2
@@ -144,11 +145,12 @@ def test_the_whole_mechanism_rounding_included(x, relation) -> None:
 
 
 def test_numbers_of_the_specification() -> None:
-    size, honest = 4096, 1000
-    one, two, four = (discrete.tau(v, honest) * math.sqrt(size) for v in (1, 2, 4))
+    size = 4096
+    honest = 1000
+    first, second, four = (discrete.tau(v, honest) * math.sqrt(size) for v in (1, 2, 4))
     each = 0.0162  # a round's epsilon under real Gaussian noise
-    assert one > each and ((each + one) / each) ** 2 == pytest.approx(10, rel=0.1)
-    assert ((each + two) / each) ** 2 == pytest.approx(1.0002, abs=2e-5)
+    assert first > each and ((each + first) / each) ** 2 == pytest.approx(10, rel=0.1)
+    assert ((each + second) / each) ** 2 == pytest.approx(1.0002, abs=2e-5)
     assert discrete.tau(4, honest) == pytest.approx(7e-17, rel=0.03) and four < 1e-14
     assert discrete.tau(1, 1) == 0.0
 
@@ -176,10 +178,10 @@ def test_units_and_relations() -> None:
 
     assert rho("client", "zero_out") == pytest.approx(20 * rho("record", "zero_out"), rel=1e-12)
     assert rho("client", "replace") == pytest.approx(4 * rho("client", "zero_out"), rel=1e-9)
-    one = discrete.concentrated_loss(
+    single = discrete.concentrated_loss(
         10.0, 64, cohort, 256, rounds=7, participations=7, relation="zero_out"
     )
-    assert one.after(2).rho == pytest.approx(one.rho * 2 / 7)
+    assert single.after(2).rho == pytest.approx(single.rho * 2 / 7)
     late = discrete.concentrated_loss(
         10.0, 64, cohort, 256, rounds=7, participations=2, relation="zero_out"
     )
@@ -192,7 +194,7 @@ def test_noise_as_published_and_tight() -> None:
         assert published >= max(1 / epsilon**0.5, 2 * (2 * math.log(1 / delta)) ** 0.5 / epsilon)
         # What is published holds, and is never the least.
         assert losses.Concentrated(1 / (2 * published**2)).epsilon(delta) <= epsilon
-        zcdp, tight = (rules.sigma(epsilon, delta, each) for each in ("zcdp", "gdp"))
+        zcdp, tight = (rules.sigma(epsilon, delta, name) for name in ("zcdp", "gdp"))
         assert tight < zcdp < published
         assert epsilon * (1 - 1e-6) < losses.Concentrated(1 / (2 * zcdp**2)).epsilon(delta)
         assert losses.Concentrated(1 / (2 * zcdp**2)).epsilon(delta) <= epsilon
@@ -207,13 +209,13 @@ def test_real_noise_of_the_formula_has_the_loss_it_was_made_for() -> None:
     cohort = Cohort(100, dropouts=7, colluders=3)
     sigma = rules.sigma(3.0, 1e-5, "gdp")
     each = rules.variance(sigma, 0.7, 12, cohort)
-    given = dict(rounds=40, participations=12, relation="zero_out")
-    loss = rules.gaussian_loss(0.7, each, cohort, **given)
+    options = dict(rounds=40, participations=12, relation="zero_out")
+    loss = rules.gaussian_loss(0.7, each, cohort, **options)
     assert loss.mu == pytest.approx(1 / sigma, rel=1e-9)
     assert loss.epsilon(1e-5) == pytest.approx(3.0, rel=1e-6)
     # The mean of sums has this signal, whatever the unit: mu of 12 sums of 90 honest noises.
     assert loss.mu == pytest.approx(0.7 * math.sqrt(12 / (90 * each)), rel=1e-9)
-    twice = rules.gaussian_loss(0.7, each, cohort, **(given | {"relation": "replace"}))
+    twice = rules.gaussian_loss(0.7, each, cohort, **(options | {"relation": "replace"}))
     assert twice.mu == pytest.approx(2 * loss.mu)
 
 
@@ -221,25 +223,25 @@ def test_real_noise_of_the_formula_has_the_loss_it_was_made_for() -> None:
 @pytest.mark.parametrize("rho", [0.02, 0.5, 8.0])
 def test_a_grid_spends_the_budget_and_no_more(rho, relation) -> None:
     cohort = Cohort(60, 3, 2)
-    given = dict(participations=6, relation=relation)
-    grid = discrete.smallest_grid(2.5, rho, cohort, 256, variance=50_000, **given)
+    options = dict(participations=6, relation=relation)
+    grid = discrete.smallest_grid(2.5, rho, cohort, 256, variance=50_000, **options)
     square = lattice.limit(2.5 / grid, 256, math.exp(-0.5))
     spent = discrete.concentrated_loss(
-        math.sqrt(square), 50_000, cohort, 256, rounds=6, **given
+        math.sqrt(square), 50_000, cohort, 256, rounds=6, **options
     ).rho
     assert rho * 0.99 < spent <= rho
     finer = lattice.limit(2.5 / (grid * 0.98), 256, math.exp(-0.5))
     assert (
-        discrete.concentrated_loss(math.sqrt(finer), 50_000, cohort, 256, rounds=6, **given).rho
+        discrete.concentrated_loss(math.sqrt(finer), 50_000, cohort, 256, rounds=6, **options).rho
         > rho
     )
 
 
 def call(name, *values, **changes):
-    given = dict(rounds=4, participations=2, relation="zero_out")
+    options = dict(rounds=4, participations=2, relation="zero_out")
     if name == "smallest_grid":
-        del given["rounds"]
-    return lambda: getattr(discrete, name)(*values, **(given | changes))
+        del options["rounds"]
+    return lambda: getattr(discrete, name)(*values, **(options | changes))
 
 
 @pytest.mark.parametrize(
@@ -267,6 +269,6 @@ def test_what_has_no_loss_is_refused(ask, message) -> None:
 
 
 def test_a_bisection_ends_at_thirteen_digits():
-    asked = []
-    found = discrete._bisected(lambda x: asked.append(x) or x <= 0.3, 0.0, 1.0)
-    assert 0.3 * (1 - 1e-13) <= found <= 0.3 and len(asked) < 50
+    requests = []
+    result = discrete._bisected(lambda x: requests.append(x) or x <= 0.3, 0.0, 1.0)
+    assert 0.3 * (1 - 1e-13) <= result <= 0.3 and len(requests) < 50

@@ -21,7 +21,8 @@ def values(bits):
 
 
 def test_discreteness_bounds_every_kind_of_cell():
-    rng, made = np.random.default_rng(0), finite.SAMPLER
+    rng = np.random.default_rng(0)
+    result = finite.SAMPLER
     with mp.workdps(60):
 
         def normal(p):
@@ -34,22 +35,23 @@ def test_discreteness_bounds_every_kind_of_cell():
         for exponent in [*rng.uniform(-96.9, -1, 60), -32.001, -31.999]:
             width = mp.mpf(2) ** (-64 if exponent > -32 else -128)
             low = mp.floor(mp.mpf(2) ** mp.mpf(exponent) / width) * width
-            middle, z = normal(low + width / 2), normal(low + width)
+            middle = normal(low + width / 2)
+            z = normal(low + width)
             for edge in (normal(low) if low else z, z):
-                bound = made.discreteness(float(edge))
+                bound = result.discreteness(float(edge))
                 nearest.append(float(abs(edge - middle) / mp.mpf(bound)))
     assert max(nearest) <= 1
     # Not loose: a bound of a tenth is caught.
     assert max(nearest) > 0.1
-    assert made.discreteness(made.reach + 1e-9) == math.inf
-    assert made.discreteness(made.reach) < 2.1e-11
+    assert result.discreteness(result.reach + 1e-9) == math.inf
+    assert result.discreteness(result.reach) < 2.1e-11
 
 
 def pointwise(z, factor, spacing, sampler):
     """The docs' bound on |log| of a cell's ratio, all of its points within |z|."""
     inverse = np.linalg.inv(factor)
     precision = inverse.T @ inverse
-    error = np.abs(factor) @ np.array([sampler.discreteness(one) for one in z])
+    error = np.abs(factor) @ np.array([sampler.discreteness(item) for item in z])
     slope = spacing * (np.abs(inverse.T) @ z)
     assert (np.diag(precision) > 0).all()
     lost = 2 * error / spacing * slope / -np.expm1(-slope)
@@ -76,7 +78,8 @@ def test_cells_of_one_coordinate_counted_exactly(spacing, shift):
 
 
 def test_cells_of_two_correlated_coordinates_counted_exactly():
-    factor, spacing = np.array([[1.0, 0.0], [-0.6, 0.7]]), 0.5
+    factor = np.array([[1.0, 0.0], [-0.6, 0.7]])
+    spacing = 0.5
     sampler = finite.NormalSampler(2.0**-12, 2.0**-12, 2.0**-4, 2.0**-4, 1e-15)
     z = values(11)
     first = np.round(factor[0, 0] * z / spacing).astype(int)
@@ -85,12 +88,17 @@ def test_cells_of_two_correlated_coordinates_counted_exactly():
     cells = np.stack([np.round(codes / 1000).astype(int)] * 2)
     cells[1] = codes - 1000 * cells[0]
     nodes, weights = np.polynomial.legendre.leggauss(20)
-    inverse, checked = np.linalg.inv(factor), 0
+    inverse = np.linalg.inv(factor)
+    checked = 0
     for cell, count in zip(cells.T, counts, strict=True):
         points = (cell[:, None, None] + np.stack(np.meshgrid(nodes, nodes)) / 2) * spacing
         corners = (cell[:, None] + np.array([[1, 1, -1, -1], [1, -1, 1, -1]]) / 2) * spacing
-        most = np.abs(inverse @ corners).max(axis=1)
-        bound = pointwise(most, factor, spacing, sampler) if most.max() < sampler.reach else np.inf
+        maximum = np.abs(inverse @ corners).max(axis=1)
+        bound = (
+            pointwise(maximum, factor, spacing, sampler)
+            if maximum.max() < sampler.reach
+            else np.inf
+        )
         if math.isinf(bound):
             continue
         density = stats.norm.pdf(np.einsum("ij,jkl->ikl", inverse, points)).prod(axis=0)
@@ -114,7 +122,8 @@ def priced(draws=10**6, factor=None, mu=2.0, delta=1e-5, rounds=10, strategy=Non
 
 def test_the_cost_bounds_the_exact_closeness_of_a_small_run():
     # One draw of one coordinate: its largest ratio, and what lies beyond its reach.
-    spacing, sampler = 0.25, finite.NormalSampler(2.0**-23, 2.0**-23, 2.0**-9, 2.0**-9, 1e-15)
+    spacing = 0.25
+    sampler = finite.NormalSampler(2.0**-23, 2.0**-23, 2.0**-9, 2.0**-9, 1e-15)
     cost = finite.release_cost(
         np.eye(1), 1, spacing=spacing, parameters=1, mu=0.5, delta=0.4, clip_norm=1.0,
         sampler=sampler,
@@ -130,13 +139,14 @@ def test_the_cost_bounds_the_exact_closeness_of_a_small_run():
 
 def test_both_directions_of_closeness_are_paid_for():
     """Release and ideal noise are within e^eta of each other: the loss takes it twice."""
-    less, more = (priced(10**10, delta=delta) for delta in (1e-3, 1.001e-3))
-    eta = math.log1p((more.delta - less.delta) / 1e-6)
-    assert more.epsilon == pytest.approx(2 * eta, rel=0.02)
+    reduced, extras = (priced(10**10, delta=delta) for delta in (1e-3, 1.001e-3))
+    eta = math.log1p((extras.delta - reduced.delta) / 1e-6)
+    assert extras.epsilon == pytest.approx(2 * eta, rel=0.02)
 
 
 def test_the_cost_grows_with_draws_and_with_correlation():
-    few, many = priced(10**6), priced(10**10)
+    few = priced(10**6)
+    many = priced(10**10)
     assert 0 < few.epsilon < many.epsilon < 0.02 and 0 < few.delta < many.delta
     assert many.delta <= finite.LIMIT * 1e-5, "10^10 draws of independent noise are affordable"
     assert many.draws == 10**10
@@ -186,13 +196,16 @@ def test_refusals():
 @pytest.mark.parametrize("within", [0.02, 0.5])
 @pytest.mark.parametrize("shift", [0.125, 1.0])
 def test_mean_effects_against_quadrature(within, shift):
-    one, none = np.ones(1), np.zeros(1)
+    single = np.ones(1)
+    none = np.zeros(1)
     sampler = finite.SAMPLER
     z = np.linspace(0, sampler.reach - within, 40_001)
     weight = 2 * stats.norm.pdf(z) * np.cosh(shift * z)
-    cells = np.array([sampler.discreteness(float(each)) for each in z + within])
+    cells = np.array([sampler.discreteness(float(item)) for item in z + within])
     exact = np.trapezoid(weight * cells, z)
-    only_cells = finite._mean(sampler._replace(error=0.0), one, none, within, shift)
+    only_cells = finite._mean(sampler._replace(error=0.0), single, none, within, shift)
     assert exact <= only_cells <= 10 * exact
     linear = np.trapezoid(weight * (z + within), z)
-    assert linear * (1 - 1e-6) <= finite._mean(sampler, none, one, within, shift) <= 1.01 * linear
+    assert (
+        linear * (1 - 1e-6) <= finite._mean(sampler, none, single, within, shift) <= 1.01 * linear
+    )

@@ -18,7 +18,8 @@ DELTAS = st.floats(-200, -0.01).map(lambda power: 10**power)
 def exact_delta(mu: float, epsilon: float) -> "mpmath.mpf":
     """The textbook formula, with enough digits for its cancellation."""
     with mpmath.workdps(60 + int(epsilon / 2)):
-        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        m = mpmath.mpf(mu)
+        e = mpmath.mpf(epsilon)
 
         def phi(z: "mpmath.mpf") -> "mpmath.mpf":
             return mpmath.erfc(-z / mpmath.sqrt(2)) / 2
@@ -117,7 +118,8 @@ EXTREME_DELTAS = (5e-324, 1e-308, 1e-200, 1e-30, 1e-5, 0.5, 1 - 1e-10, math.next
 def extreme_delta(mu: float, epsilon: float) -> "mpmath.mpf":
     """The textbook formula, with as many digits as it cancels."""
     with mpmath.workdps(120 + int(3 * abs(math.log10(mu)))):
-        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        m = mpmath.mpf(mu)
+        e = mpmath.mpf(epsilon)
         x = e / m - m / 2
         if abs(x) > 1e5:
             return mpmath.mpf(0 if x > 0 else 1)
@@ -162,7 +164,8 @@ def test_renyi_and_concentrated():
     assert 2 <= gdp.zcdp(2.0) <= 2 * (1 + 1e-15)
     assert gdp.rdp(0.0, math.inf) == 0
     # The Renyi divergence of N(mu, 1) from N(0, 1), by quadrature.
-    mu, alpha = 0.7, 5.0
+    mu = 0.7
+    alpha = 5.0
     divergence = mpmath.log(
         mpmath.quad(
             lambda z: mpmath.npdf(z, mu, 1) ** alpha * mpmath.npdf(z) ** (1 - alpha),

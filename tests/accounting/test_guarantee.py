@@ -174,9 +174,9 @@ def test_printed_epsilon_is_rounded_up():
 
 @given(st.floats(1e-300, 1e300), st.integers(1, 6))
 def test_what_is_printed_is_never_below(value, digits):
-    shown = up(value, digits)
-    assert value <= float(shown) <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
-    assert len(shown.partition("e")[0].replace(".", "").strip("0")) <= digits
+    display = up(value, digits)
+    assert value <= float(display) <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
+    assert len(display.partition("e")[0].replace(".", "").strip("0")) <= digits
     assert up(1e-5) == "1e-05" and up(math.inf) == "inf"
 
 
@@ -239,12 +239,13 @@ def test_malformed_records_are_refused(field, value):
 
 
 def test_runs_in_a_row_compose():
-    first, second = make().after(2000), make().after(3000)
-    both = first.followed_by(second, planned=True)
+    first = make().after(2000)
+    second = make().after(3000)
+    pair = first.followed_by(second, planned=True)
     # Together they are the 5,000 rounds they came from.
-    assert both.mu == pytest.approx(make().mu, rel=1e-12) and both.rounds == 5000
-    assert both.epsilon == pytest.approx(make().epsilon, rel=1e-6)
-    assert both.mu > max(first.mu, second.mu)
+    assert pair.mu == pytest.approx(make().mu, rel=1e-12) and pair.rounds == 5000
+    assert pair.epsilon == pytest.approx(make().epsilon, rel=1e-6)
+    assert pair.mu > max(first.mu, second.mu)
     with pytest.raises(ValueError, match="only equal ones compose"):
         first.followed_by(make(delta=1e-6, epsilon=12.0), planned=True)
 
@@ -263,8 +264,8 @@ def test_participations_are_spent_as_they_come(rounds, times):
     assert spent.mu >= stated.mu * math.sqrt(rounds / 380) * (1 - 1e-12)
     assert spent.participation == (times, 19)
     assert spent.after(1).mu == pytest.approx(stated.mu * math.sqrt(1 / 20))
-    whole = cyclic(white=False).after(rounds)
-    assert whole.mu == pytest.approx(stated.mu) and whole.participation == (times, 19)
+    complete = cyclic(white=False).after(rounds)
+    assert complete.mu == pytest.approx(stated.mu) and complete.participation == (times, 19)
     assert stated.after(0).mu == 0
 
 
@@ -279,17 +280,17 @@ def test_participation_is_printed_stored_and_checked():
     old = make().to_dict()
     del old["participation"]
     assert Guarantee.from_dict(old) == make()
-    for wrong in ((20,), (381, 1), (20, 0), "20"):
+    for invalid in ((20,), (381, 1), (20, 0), "20"):
         with pytest.raises(ValueError, match="participation"):
-            cyclic(participation=wrong)
+            cyclic(participation=invalid)
     with pytest.raises(ValueError, match="an agent takes part in every round"):
         make(participation=(20, 19))
 
 
 def test_participations_compose():
-    both = cyclic().after(25).followed_by(cyclic(), planned=True)
-    assert both.participation == (22, 19) and both.rounds == 405
-    assert both.mu == pytest.approx(cyclic().mu * math.sqrt(22 / 20))
+    pair = cyclic().after(25).followed_by(cyclic(), planned=True)
+    assert pair.participation == (22, 19) and pair.rounds == 405
+    assert pair.mu == pytest.approx(cyclic().mu * math.sqrt(22 / 20))
     with pytest.raises(ValueError, match="only equal separations"):
         cyclic().followed_by(cyclic(participation=(19, 20)), planned=True)
     with pytest.raises(ValueError, match="only equal separations"):
@@ -319,16 +320,16 @@ def finite(record, epsilon=1e-3, delta=1e-8):
 
 
 def test_parts_of_the_users_own_are_named_wherever_the_guarantee_is():
-    one = make(custom=("Mine",))
-    for text in (one.statement(), one.caption(), *captions.guarantees(one.to_dict())):
+    first = make(custom=("Mine",))
+    for text in (first.statement(), first.caption(), *captions.guarantees(first.to_dict())):
         assert "relies on your own `Mine`" in text
-    rows = one.protection()
+    rows = first.protection()
     assert all(("`Mine`" in row.why) == (row.epsilon is not None) for row in rows)
-    assert Guarantee.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+    assert Guarantee.from_dict(json.loads(json.dumps(first.to_dict()))) == first
     assert "custom" not in make().to_dict() and "your own" not in make().statement()
-    both = make().followed_by(one, planned=True).followed_by(make(custom=("His",)), planned=True)
-    assert both.custom == ("Mine", "His") and "`Mine`, `His`" in both.caption()
-    assert one.after(7).custom == ("Mine",)
+    pair = make().followed_by(first, planned=True).followed_by(make(custom=("His",)), planned=True)
+    assert pair.custom == ("Mine", "His") and "`Mine`, `His`" in pair.caption()
+    assert first.after(7).custom == ("Mine",)
     nameless = make(custom=("train.main.<locals>.<lambda>", "Random.draw"))
     assert Guarantee.from_dict(nameless.to_dict()) == nameless
     assert "your own `train.main.<locals>.<lambda>`, `Random.draw`" in nameless.caption()
@@ -348,8 +349,8 @@ def test_finite_precision_costs_epsilon_and_a_part_of_delta():
     # Its part of the rounds, and two in a row, carry it on.
     for part in (1, 2500, 5000):
         assert record.after(part).epsilon >= exact.after(part).epsilon + 1e-3
-    both, plain = (one.followed_by(one, planned=True) for one in (record, exact))
-    assert both.epsilon >= plain.epsilon + 2e-3 and both.added_delta == 2e-8
+    pair, plain = (case.followed_by(case, planned=True) for case in (record, exact))
+    assert pair.epsilon >= plain.epsilon + 2e-3 and pair.added_delta == 2e-8
 
 
 def test_noise_calibrated_for_less_leaves_its_stated_epsilon_to_finite_precision():
@@ -368,16 +369,16 @@ def test_parts_of_budgets_that_differ_state_no_more_than_the_whole_and_no_less_t
     accountant,
 ):
     epsilons = (4.0, 9.0, 10.0)
-    mus = [budget.allowed_mu(0.999 * one, 1e-5, accountant=accountant) for one in epsilons]
+    mus = [budget.allowed_mu(0.999 * epsilon, 1e-5, accountant=accountant) for epsilon in epsilons]
     record = make(
         epsilon=10.0, per_agent_epsilon=epsilons, mu=max(mus), accountant=accountant,
         release=True, added_epsilon=1e-3, added_delta=1e-8,
     )  # fmt: skip
     for rounds in (1, 2500, 5000):
         part = record.after(rounds)
-        for stated, mu, whole in zip(part.per_agent_epsilon, mus, epsilons, strict=True):
-            least = gdp.epsilon(mu * math.sqrt(rounds / 5000), 1e-5 - 1e-8) + 1e-3
-            assert least <= stated <= whole
+        for stated, mu, complete in zip(part.per_agent_epsilon, mus, epsilons, strict=True):
+            minimum = gdp.epsilon(mu * math.sqrt(rounds / 5000), 1e-5 - 1e-8) + 1e-3
+            assert minimum <= stated <= complete
 
 
 def test_finite_precision_cannot_be_left_out_or_use_up_delta():
@@ -422,8 +423,8 @@ def test_a_curve_holds_at_whichever_mark_the_run_stops():
     stated = make(epsilon=5.0, mu=1.0)
     curved = stated.stopping_at(MARKS)
     stopped = [curved.stopped(mark) for mark in MARKS]
-    mus = np.array([one.mu for one in stopped])
-    epsilons = np.array([one.epsilon for one in stopped])
+    mus = np.array([item.mu for item in stopped])
+    epsilons = np.array([value.epsilon for value in stopped])
     np.testing.assert_allclose(mus, np.sqrt(np.arange(1, 21) / 20), rtol=1e-12)
     assert stopping.supremum(mus, epsilons) <= 1e-5
     # The numbers for rounds fixed beforehand do not hold, by 7 times.
@@ -449,9 +450,9 @@ def test_curves_of_budgets_participations_and_correlated_rounds():
     each = make(mu=float(mus.max()), per_agent_epsilon=(4.0, 10.0)).stopping_at(MARKS)
     part = each.stopped(1000)
     shares = np.sqrt(np.arange(1, 21) / 20)
-    for mu, whole in zip(mus, each.per_agent_epsilon, strict=True):
+    for mu, complete in zip(mus, each.per_agent_epsilon, strict=True):
         claims = gdp.epsilon(mu * shares, each.curve.delta)
-        assert whole == pytest.approx(claims[-1], rel=1e-6)
+        assert complete == pytest.approx(claims[-1], rel=1e-6)
         assert stopping.supremum(mu * shares, claims) <= 1e-5
     assert part.per_agent_epsilon == pytest.approx(
         gdp.epsilon(mus * math.sqrt(0.2), each.curve.delta), rel=1e-6
@@ -459,8 +460,8 @@ def test_curves_of_budgets_participations_and_correlated_rounds():
     few = cyclic().stopping_at((1, 20, 380))
     assert few.curve.shares == pytest.approx((1 / 20, 2 / 20, 1))
     assert few.stopped(20).participation == (2, 19)
-    whole = make(white=False).stopping_at(MARKS)
-    assert whole.curve.delta == 1e-5 and whole.stopped(250).epsilon <= 10.0001
+    complete = make(white=False).stopping_at(MARKS)
+    assert complete.curve.delta == 1e-5 and complete.stopped(250).epsilon <= 10.0001
     half = make(white=False).stopping_at((2500, 5000), shares=(0.5, 1.0))
     assert half.stopped(2500).mu == pytest.approx(make().mu / math.sqrt(2))
     assert half.epsilon > 10
@@ -506,18 +507,18 @@ def test_what_a_curve_refuses():
 
 def test_a_phase_decided_on_after_the_first_is_not_covered():
     """Two equal phases, the second run only if the first looks bad: 1.87 times delta."""
-    one = make(mu=gdp.mu(5.0, 1e-5) / math.sqrt(2), epsilon=10.0)
-    both = one.followed_by(one, planned=True)
-    mus = np.array([one.mu, both.mu])
-    alone = gdp.epsilon(one.mu, 1e-5)
-    decided = stopping.supremum(mus, np.array([alone, both.epsilon]))
+    first = make(mu=gdp.mu(5.0, 1e-5) / math.sqrt(2), epsilon=10.0)
+    pair = first.followed_by(first, planned=True)
+    mus = np.array([first.mu, pair.mu])
+    single = gdp.epsilon(first.mu, 1e-5)
+    decided = stopping.supremum(mus, np.array([single, pair.epsilon]))
     assert decided == pytest.approx(1.87e-5, rel=0.01)
     # Planned, both are run whatever the first showed: the number of both holds.
-    assert stopping.supremum(mus[1:], np.array([both.epsilon])) <= 1.01e-5
+    assert stopping.supremum(mus[1:], np.array([pair.epsilon])) <= 1.01e-5
     with pytest.raises(ValueError, match="planned is False"):
-        one.followed_by(one, planned=False)
+        first.followed_by(first, planned=False)
     with pytest.raises(TypeError, match="planned"):
-        one.followed_by(one)
+        first.followed_by(first)
 
 
 def test_a_stop_by_private_metrics_is_said():
@@ -533,22 +534,22 @@ def test_a_stop_by_private_metrics_is_said():
 
 
 def test_what_a_sum_counts_on_is_stated_and_composes_to_what_both_runs_cover():
-    given = dict(
+    options = dict(
         epsilon=2.0, delta=1e-5, mu=0.4, relation="zero_out_client", attacker="aggregator",
         rounds=4, clip_norm=1.0, accountant="gdp", release=False,
     )  # fmt: skip
-    one = Guarantee.of(**given, dropouts=3, colluders=1)
-    other = Guarantee.of(**given, dropouts=2, colluders=4)
-    both = one.followed_by(other, planned=True)
+    first = Guarantee.of(**options, dropouts=3, colluders=1)
+    other = Guarantee.of(**options, dropouts=2, colluders=4)
+    pair = first.followed_by(other, planned=True)
     # Larger numbers would promise what one of the runs has no noise for.
-    assert (both.dropouts, both.colluders) == (2, 1)
-    assert one.followed_by(Guarantee.of(**given, sum_only=True), planned=True).sum_only
+    assert (pair.dropouts, pair.colluders) == (2, 1)
+    assert first.followed_by(Guarantee.of(**options, sum_only=True), planned=True).sum_only
     assert (
-        "(3 missing, 1 colluding)" in one.caption()
-        and "missing" not in Guarantee.of(**given).caption()
+        "(3 missing, 1 colluding)" in first.caption()
+        and "missing" not in Guarantee.of(**options).caption()
     )
-    assert one.after(2).dropouts == 3
-    outside = Guarantee.of(**given | {"attacker": "outsider"}, colluders=2)
+    assert first.after(2).dropouts == 3
+    outside = Guarantee.of(**options | {"attacker": "outsider"}, colluders=2)
     assert "at most 2 show it their messages and noise" in outside.statement()
     with pytest.raises(ValueError, match="colluders is -1"):
-        Guarantee.of(**given, colluders=-1)
+        Guarantee.of(**options, colluders=-1)

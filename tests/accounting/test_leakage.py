@@ -42,10 +42,11 @@ def by_hand(
     total = []
     for i in range(trials):
         others = np.arange(trials) != i
-        in_x, in_y = norm(np.abs(x - x[i])), norm(np.abs(y - y[i]))
+        in_x = norm(np.abs(x - x[i]))
+        in_y = norm(np.abs(y - y[i]))
         distance = np.sort(np.maximum(in_x, in_y)[others])[k - 1]
-        for each in (in_x, in_y):
-            count = int(nearer(each[others], distance).sum()) + own
+        for case in (in_x, in_y):
+            count = int(nearer(case[others], distance).sum()) + own
             total.append(psi(max(count + more, 1)))
     return psi(trials) + psi(k) - math.fsum(total) / trials
 
@@ -72,7 +73,8 @@ def gaussians(seed: int, trials: int, dims: int, truth: float) -> tuple[np.ndarr
 
 def estimate(x: np.ndarray, y: np.ndarray, k: int = 3, *, backend: str) -> float:
     """The estimate of one pair, by a route."""
-    x, y = np.asarray(x), np.asarray(y)
+    x = np.asarray(x)
+    y = np.asarray(y)
     if backend == "tree":
         return leakage.mutual_information(x, y, k)
     return float(study.over_rounds(x[None], y[None], k, backend=backend)[0])
@@ -137,22 +139,25 @@ def test_both_routes_count_the_same(
     # Ten blocks, the last one padded.
     monkeypatch.setattr(study, "ENTRIES", dict.fromkeys(("cpu", "gpu"), 10_000))
     shape = (2, 301, sum(dims))
-    both = lattice(7, shape) if tied else np.random.default_rng(7).standard_cauchy(shape)
-    for rows in both:
-        x, y = rows[:, : dims[0]], rows[:, dims[0] :]
-        one, other = leakage.tree(x, y, 3), study.dense(x, y, 3)
-        np.testing.assert_array_equal(one.distance, other.distance)
-        inside = one.distance > 0
-        np.testing.assert_array_equal(one.x[inside], other.x[inside])
-        np.testing.assert_array_equal(one.y[inside], other.y[inside])
+    pair = lattice(7, shape) if tied else np.random.default_rng(7).standard_cauchy(shape)
+    for rows in pair:
+        x = rows[:, : dims[0]]
+        y = rows[:, dims[0] :]
+        tree = leakage.tree(x, y, 3)
+        other = study.dense(x, y, 3)
+        np.testing.assert_array_equal(tree.distance, other.distance)
+        inside = tree.distance > 0
+        np.testing.assert_array_equal(tree.x[inside], other.x[inside])
+        np.testing.assert_array_equal(tree.y[inside], other.y[inside])
         assert inside.any()
 
 
 @pytest.mark.gpu
 def test_a_gpu_counts_what_trees_count() -> None:
     x, y = np.random.default_rng(0).laplace(size=(2, 5000, 3))
-    one, other = leakage.tree(x[:, :1], y, 3), study.dense(x[:, :1], y, 3)
-    for mine, theirs in zip(one, other, strict=True):
+    tree = leakage.tree(x[:, :1], y, 3)
+    other = study.dense(x[:, :1], y, 3)
+    for mine, theirs in zip(tree, other, strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
@@ -161,12 +166,12 @@ def test_counts_on_a_line_are_those_of_differences() -> None:
     values = np.random.default_rng(1).integers(0, 40, size=400) / 10.0
     radii = np.abs(values - np.random.default_rng(2).permutation(values)) + 0.0
     radii[radii == 0] = 0.1
-    found = leakage._nearer(values[:, None], radii)
+    result = leakage._nearer(values[:, None], radii)
     gaps = np.abs(values[:, None] - values)
-    np.testing.assert_array_equal(found, (gaps < radii[:, None]).sum(axis=1) - 1)
+    np.testing.assert_array_equal(result, (gaps < radii[:, None]).sum(axis=1) - 1)
     naive = np.searchsorted(np.sort(values), values + radii)
     naive -= np.searchsorted(np.sort(values), values - radii, side="right")
-    assert (naive - 1 != found).any()
+    assert (naive - 1 != result).any()
 
 
 @pytest.mark.parametrize(
@@ -202,8 +207,8 @@ def test_labels_far_apart_are_right(backend: str) -> None:
 def check_gaussians(estimator: Callable[[np.ndarray, np.ndarray], float], times: float) -> None:
     """Within .1 of the closed form, or of ``times`` it, where coordinates are few."""
     for dims, truth in ((1, 0.8), (2, 0.8), (1, 2.0), (1, 4.0)):
-        found = estimator(*gaussians(dims, 1000, dims, truth))
-        assert found == pytest.approx(times * truth, abs=0.1), (dims, truth)
+        result = estimator(*gaussians(dims, 1000, dims, truth))
+        assert result == pytest.approx(times * truth, abs=0.1), (dims, truth)
 
 
 def test_gaussians_have_their_closed_form() -> None:
@@ -227,17 +232,17 @@ def test_gaussians_of_many_coordinates(dims: int) -> None:
     rng = np.random.default_rng(dims)
     none = study.over_rounds(*rng.normal(size=(2, 10, 300, dims)))
     assert abs(none.mean()) < 0.04
-    found = [leakage.mutual_information(*gaussians(seed, 1000, dims, 0.8)) for seed in range(3)]
-    assert np.mean(found) / 0.8 == pytest.approx(FOUND[dims], abs=0.09)
+    results = [leakage.mutual_information(*gaussians(seed, 1000, dims, 0.8)) for seed in range(3)]
+    assert np.mean(results) / 0.8 == pytest.approx(FOUND[dims], abs=0.09)
 
 
 @pytest.mark.slow
 def test_more_trials_mend_it_slowly() -> None:
-    few, more = (
+    few, extras = (
         np.mean([leakage.mutual_information(*gaussians(seed, n, 4, 2.0)) for seed in range(3)])
         for n in (250, 4000)
     )
-    assert 1.2 < few < more - 0.2 < 1.8
+    assert 1.2 < few < extras - 0.2 < 1.8
 
 
 def test_coordinates_that_tell_more_may_give_less() -> None:
@@ -252,18 +257,18 @@ def test_coordinates_that_tell_more_may_give_less() -> None:
 
 
 def test_what_is_beyond_the_trials_is_not_found() -> None:
-    most = study.normaliser(1000, 3)
-    assert leakage.mutual_information(*gaussians(1, 1000, 1, 20.0)) <= most + 1e-12
-    assert most < 6.0
+    maximum = study.normaliser(1000, 3)
+    assert leakage.mutual_information(*gaussians(1, 1000, 1, 20.0)) <= maximum + 1e-12
+    assert maximum < 6.0
 
 
 def test_independent_variables_lie_around_0() -> None:
     rng = np.random.default_rng(11)
-    found = study.over_rounds(*rng.normal(size=(2, 400, 150, 1)))
-    error = found.std() / math.sqrt(400)
-    assert abs(found.mean()) < 4 * error < 0.02
-    assert (found < 0).sum() > 100  # As they come.
-    cut = np.maximum(found, 0.0)
+    result = study.over_rounds(*rng.normal(size=(2, 400, 150, 1)))
+    error = result.std() / math.sqrt(400)
+    assert abs(result.mean()) < 4 * error < 0.02
+    assert (result < 0).sum() > 100  # As they come.
+    cut = np.maximum(result, 0.0)
     assert cut.mean() > 4 * error
 
 
@@ -296,11 +301,12 @@ def test_what_does_not_change_it(backend: str) -> None:
 
 def test_rounds_are_their_pairs() -> None:
     rng = np.random.default_rng(8)
-    x, y = rng.normal(size=(3, 80, 2)), rng.normal(size=(3, 80, 1))
+    x = rng.normal(size=(3, 80, 2))
+    y = rng.normal(size=(3, 80, 1))
     for backend in BACKENDS:
-        found = study.over_rounds(x, y, 2, backend=backend)
+        result = study.over_rounds(x, y, 2, backend=backend)
         each = [leakage.mutual_information(*pair, 2) for pair in zip(x, y, strict=True)]
-        np.testing.assert_array_equal(found, each)
+        np.testing.assert_array_equal(result, each)
 
 
 def test_the_normaliser_has_both_published_values() -> None:
@@ -316,14 +322,14 @@ def test_the_normaliser_has_both_published_values() -> None:
 def test_the_normaliser_is_what_the_estimator_gives(backend: str, dims: int) -> None:
     x = np.random.default_rng(dims).laplace(size=(900, dims))
     for k in (1, 3):
-        whole = estimate(x, x, k, backend=backend)
-        assert whole == pytest.approx(study.normaliser(900, k), abs=1e-12)
+        complete = estimate(x, x, k, backend=backend)
+        assert complete == pytest.approx(study.normaliser(900, k), abs=1e-12)
         copies = study.jittered(x, (0, 0)), study.jittered(x, (0, 1))
         apart = estimate(*copies, k, backend=backend)
         assert apart == pytest.approx(study.normaliser(900, k, "jittered"), abs=1e-12)
         # The same jitter on both is no jitter: x with itself again.
-        one = study.jittered(x, 0)
-        assert leakage.mutual_information(one, one, k) == pytest.approx(whole, abs=1e-12)
+        single = study.jittered(x, 0)
+        assert leakage.mutual_information(single, single, k) == pytest.approx(complete, abs=1e-12)
 
 
 def test_no_estimate_without_ties_is_above_the_normaliser() -> None:
@@ -331,8 +337,8 @@ def test_no_estimate_without_ties_is_above_the_normaliser() -> None:
         rng = np.random.default_rng(seed)
         x = rng.standard_cauchy(size=(60, 1 + seed % 3))
         y = np.hstack([x**3, rng.normal(size=(60, 1))])[:, seed % 2 :]
-        most = study.normaliser(60, 2)
-        assert leakage.mutual_information(x, y, 2) <= most + 1e-12
+        maximum = study.normaliser(60, 2)
+        assert leakage.mutual_information(x, y, 2) <= maximum + 1e-12
 
 
 def test_jitter_is_seeded_and_leaves_its_input_alone() -> None:
@@ -341,13 +347,13 @@ def test_jitter_is_seeded_and_leaves_its_input_alone() -> None:
     before = x.copy()
     x.setflags(write=False)
     state = repr(np.random.get_state())
-    one, same, other = (study.jittered(x, seed) for seed in (3, 3, 4))
-    np.testing.assert_array_equal(one, same)
+    first, same, other = (study.jittered(x, seed) for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first, same)
     np.testing.assert_array_equal(x, before)
     assert repr(np.random.get_state()) == state
-    assert (one != other).all()
-    assert 0 < np.abs(one - x).max() < 1e-8
-    assert len(np.unique(one[0, :, 0])) == 50
+    assert (first != other).all()
+    assert 0 < np.abs(first - x).max() < 1e-8
+    assert len(np.unique(first[0, :, 0])) == 50
     ties = study.jittered(x, 3, ties_only=True)
     np.testing.assert_array_equal(ties[..., 2], x[..., 2])
     assert (ties[..., :2] != x[..., :2]).all()
@@ -367,8 +373,8 @@ def test_copies_of_pairs_are_refused_and_jitter_mends_it() -> None:
         with pytest.raises(ValueError, match="at trial 0 are the same"):
             study.over_rounds(np.stack([x + np.arange(200.0)[:, None], x]), np.stack([x, x]))
     # Twenty values, independent copies: the jittered pairs are independent within a value.
-    found = study.normalised(x[None], x[None], jitter="ties", seed=0).information[0]
-    assert found == pytest.approx(math.log(20), abs=0.2)
+    result = study.normalised(x[None], x[None], jitter="ties", seed=0).information[0]
+    assert result == pytest.approx(math.log(20), abs=0.2)
 
 
 def test_a_lattice_is_too_much_and_jitter_mends_it() -> None:
@@ -381,11 +387,13 @@ def test_a_lattice_is_too_much_and_jitter_mends_it() -> None:
 
 def test_a_constant_tells_nothing() -> None:
     rng = np.random.default_rng(2)
-    x, y = rng.normal(size=(3, 100, 1)), rng.normal(size=(3, 100, 2))
-    x[1], y[2] = 0.1, 0.3
+    x = rng.normal(size=(3, 100, 1))
+    y = rng.normal(size=(3, 100, 2))
+    x[1] = 0.1
+    y[2] = 0.3
     for backend in BACKENDS:
-        found = study.over_rounds(x, y, backend=backend)
-        assert found[0] != 0.0 and found[1] == found[2] == 0.0
+        outcome = study.over_rounds(x, y, backend=backend)
+        assert outcome[0] != 0.0 and outcome[1] == outcome[2] == 0.0
     for jitter in ("none", "ties", "all"):
         result = study.normalised(x, y, jitter=jitter, coordinates="standardised", seed=0)
         assert result.constant.tolist() == [False, True, True]
@@ -396,7 +404,8 @@ def test_a_constant_tells_nothing() -> None:
 def leaking(seed: int, rounds: int = 6, leaks: int | None = 4) -> tuple[np.ndarray, np.ndarray]:
     """Independent x and y, but for one round."""
     rng = np.random.default_rng(seed)
-    x, y = rng.normal(size=(rounds, 200, 1)), rng.normal(size=(rounds, 200, 3))
+    x = rng.normal(size=(rounds, 200, 1))
+    y = rng.normal(size=(rounds, 200, 3))
     if leaks is not None:
         y[leaks, :, 1] = x[leaks, :, 0] + 0.5 * rng.normal(size=200)
     return x, y
@@ -410,8 +419,8 @@ def test_the_maximum_is_over_rounds() -> None:
     np.testing.assert_array_equal(result.rounds, result.information / study.normaliser(200, 3))
     assert result.null is None and not result.constant.any()
     only = np.full((2, 200, 1), 0.0) + np.arange(200.0)[:, None]
-    less = study.normalised(only, np.random.default_rng(1).normal(size=(2, 200, 1)), 150)
-    assert less.value == less.rounds.max()
+    reduced = study.normalised(only, np.random.default_rng(1).normal(size=(2, 200, 1)), 150)
+    assert reduced.value == reduced.rounds.max()
 
 
 def test_an_attacker_who_has_the_value_has_1() -> None:
@@ -428,16 +437,19 @@ def test_an_attacker_who_has_the_value_has_1() -> None:
 def test_standardised_coordinates_do_not_know_units() -> None:
     x, y = leaking(2)
     units = np.array([2.0**30, 1.0, 2.0**-10])
-    raw, other = study.normalised(x, y), study.normalised(x, y * units)
+    raw = study.normalised(x, y)
+    other = study.normalised(x, y * units)
     assert other.value < raw.value / 2  # The largest coordinate hides the one that leaks.
-    one, same = (
-        study.normalised(4.0 * x, each, coordinates="standardised") for each in (y, y * units)
+    first, same = (
+        study.normalised(4.0 * x, case, coordinates="standardised") for case in (y, y * units)
     )
-    np.testing.assert_array_equal(one.information, same.information)
-    assert one.value == pytest.approx(raw.value, rel=0.1)
+    np.testing.assert_array_equal(first.information, same.information)
+    assert first.value == pytest.approx(raw.value, rel=0.1)
     by_hand_y = (y - y.mean(axis=1, keepdims=True)) / y.std(axis=1, keepdims=True)
     by_hand_x = (x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True)
-    np.testing.assert_allclose(one.information, study.over_rounds(by_hand_x, by_hand_y), atol=1e-12)
+    np.testing.assert_allclose(
+        first.information, study.over_rounds(by_hand_x, by_hand_y), atol=1e-12
+    )
 
 
 def check_null() -> None:
@@ -476,12 +488,12 @@ def test_a_broken_null_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_one_permutation_serves_all_rounds() -> None:
     # The same round six times: the maximum of the null is that of one round.
-    x, y = (np.repeat(each[:1], 6, axis=0) for each in leaking(4))
+    x, y = (np.repeat(item[:1], 6, axis=0) for item in leaking(4))
     null = study.normalised(x, y, seed=0, permutations=9).null
     assert null is not None
     assert null.maximum_mean == pytest.approx(null.mean[0], abs=1e-12)
-    more = study.normalised(x, y, seed=0, permutations=9).null
-    np.testing.assert_array_equal(null.quantile, more.quantile)
+    extra = study.normalised(x, y, seed=0, permutations=9).null
+    np.testing.assert_array_equal(null.quantile, extra.quantile)
 
 
 def test_inputs_are_left_alone() -> None:
@@ -501,13 +513,13 @@ def test_inputs_are_left_alone() -> None:
 
 
 def test_integers_and_single_precision_are_taken_as_they_are() -> None:
-    x, y = (each[0] for each in leaking(6))
+    x, y = (item[0] for item in leaking(6))
     single = x.astype(np.float32), y.astype(np.float32)
-    expected = leakage.mutual_information(*(each.astype(np.float64) for each in single))
+    expected = leakage.mutual_information(*(value.astype(np.float64) for value in single))
     for backend in BACKENDS:
         assert estimate(*single, backend=backend) == expected
-    whole = leakage.mutual_information(np.arange(30)[:, None], (np.arange(30) * 7 % 30)[:, None])
-    assert math.isfinite(whole)
+    complete = leakage.mutual_information(np.arange(30)[:, None], (np.arange(30) * 7 % 30)[:, None])
+    assert math.isfinite(complete)
 
 
 ROWS = np.arange(10.0)[:, None]
@@ -574,5 +586,5 @@ def test_a_normaliser_of_zero_is_refused():
     with pytest.raises(ValueError, match="k is 3 with 4 trials, whose jittered normaliser is 0"):
         study.normalised(x, x, 3, convention="jittered", jitter="all", seed=0)
     assert np.isfinite(study.normalised(x, x, 3).value)
-    found = study.normalised(x, x, 2, convention="jittered", jitter="all", seed=0)
-    assert np.isfinite(found.value)
+    result = study.normalised(x, x, 2, convention="jittered", jitter="all", seed=0)
+    assert np.isfinite(result.value)

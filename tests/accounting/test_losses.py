@@ -27,14 +27,15 @@ def sampled_delta(rate, ratio, rounds, epsilon, *, other=0.0):
     places = np.linspace(-10 - ratio, 10 + ratio, 6001 if rounds == 1 else 3001)
     places = (places[1:] + places[:-1]) / 2
     step = places[1] - places[0]
-    there = (1 - rate) * density(places, 0.0) + rate * density(places, ratio)
+    present = (1 - rate) * density(places, 0.0) + rate * density(places, ratio)
     gone = (1 - rate) * density(places, 0.0) + rate * density(places, other)
-    found = []
-    for p, q in ((there, gone), (gone, there)):
+    results = []
+    for p, q in ((present, gone), (gone, present)):
         if rounds == 2:
-            p, q = np.outer(p, p), np.outer(q, q)
-        found.append(np.maximum(p - math.exp(epsilon) * q, 0).sum() * step**rounds)
-    return max(found)
+            p = np.outer(p, p)
+            q = np.outer(q, q)
+        results.append(np.maximum(p - math.exp(epsilon) * q, 0).sum() * step**rounds)
+    return max(results)
 
 
 SAMPLED = [(0.3, 1.0, 1), (0.05, 2.0, 2), (0.9, 1.5, 1), (0.5, 0.7, 2), (0.01, 3.0, 2)]
@@ -43,7 +44,7 @@ FEW_SAMPLED = SAMPLED[:3]
 
 @pytest.mark.parametrize(
     ("rate", "ratio", "rounds"),
-    [*FEW_SAMPLED, *(pytest.param(*each, marks=pytest.mark.slow) for each in SAMPLED[3:])],
+    [*FEW_SAMPLED, *(pytest.param(*item, marks=pytest.mark.slow) for item in SAMPLED[3:])],
 )
 def test_sampled_rounds_against_their_integral(rate, ratio, rounds):
     stated = Pld.of([rate], [ratio], rounds).epsilon(DELTA)
@@ -55,10 +56,10 @@ def test_sampled_rounds_against_their_integral(rate, ratio, rounds):
 @pytest.mark.mutant
 def test_a_rate_or_sensitivity_that_is_understated_is_seen():
     for rate, ratio, rounds in FEW_SAMPLED:
-        less = Pld.of([rate / 2], [ratio], rounds).epsilon(DELTA)
-        assert sampled_delta(rate, ratio, rounds, less) > 1.5 * DELTA
-        less = Pld.of([rate], [0.9 * ratio], rounds).epsilon(DELTA)
-        assert sampled_delta(rate, ratio, rounds, less) > 1.2 * DELTA
+        reduced = Pld.of([rate / 2], [ratio], rounds).epsilon(DELTA)
+        assert sampled_delta(rate, ratio, rounds, reduced) > 1.5 * DELTA
+        reduced = Pld.of([rate], [0.9 * ratio], rounds).epsilon(DELTA)
+        assert sampled_delta(rate, ratio, rounds, reduced) > 1.2 * DELTA
 
 
 def test_replacement_loses_more_than_zeroing_out():
@@ -106,15 +107,15 @@ def test_sampling_every_record_is_the_gaussian():
 
 
 def test_a_gaussian_that_is_not_white_counts_once_among_sampled_losses():
-    one = Gaussian(1.0, rounds=9, white=False, over_rounds="correlated")
-    exact = one.epsilon(1e-5)
-    assert exact <= one.sampled(2).epsilon(1e-5) < 1.01 * exact
+    single = Gaussian(1.0, rounds=9, white=False, over_rounds="correlated")
+    exact = single.epsilon(1e-5)
+    assert exact <= single.sampled(2).epsilon(1e-5) < 1.01 * exact
 
 
 def test_the_agent_that_loses_most_decides():
     loss = Pld.of([0.1, 0.2, 0.1, 0.05], [0.5, 0.5, 0.4, 0.8], 20)
-    one = loss.phases[0]
-    pairs = zip(one.rates, one.ratios, strict=True)
+    single = loss.phases[0]
+    pairs = zip(single.rates, single.ratios, strict=True)
     each = [Pld.of([rate], [ratio], 20).epsilon(DELTA) for rate, ratio in pairs]
     assert loss.epsilon(DELTA) == max(each) and len(each) == 4
     assert each[1] > each[0] > each[2]
@@ -129,13 +130,14 @@ def test_sampled_losses_compose_and_are_spent():
     with pytest.raises(ValueError, match="covers 30"):
         loss.after(31)
     # Drawn in every tenth round at most: one that has begun counts.
-    dealt, each = Pld.of([0.1], [0.5], 30, separation=10), Pld.of([0.1], [0.5], 3)
+    dealt = Pld.of([0.1], [0.5], 30, separation=10)
+    each = Pld.of([0.1], [0.5], 3)
     for rounds, draws in ((1, 1), (10, 1), (11, 2), (30, 3)):
         assert dealt.after(rounds).epsilon(DELTA) == each.after(draws).epsilon(DELTA)
     # A Gaussian run before or after: above each alone, below both without sampling.
     gaussian = Gaussian(0.5, 10)
-    for both in (gaussian.then(loss), loss.then(gaussian)):
-        epsilon = both.epsilon(DELTA)
+    for pair in (gaussian.then(loss), loss.then(gaussian)):
+        epsilon = pair.epsilon(DELTA)
         assert epsilon > max(loss.epsilon(DELTA), gaussian.epsilon(DELTA))
         assert epsilon < gdp.epsilon(math.hypot(0.5, 0.5 * math.sqrt(30)), DELTA)
     # White noise is spent by rounds, correlated noise at once.
@@ -148,12 +150,14 @@ def test_sampled_losses_compose_and_are_spent():
 
 def test_gaussian_in_a_sampled_composition_against_an_integral():
     """One sampled round and one Gaussian one, both directions."""
-    rate, ratio, mu = 0.2, 1.5, 0.8
+    rate = 0.2
+    ratio = 1.5
+    mu = 0.8
     stated = Pld.of([rate], [ratio], 1).then(Gaussian(mu)).epsilon(DELTA)
     places = np.linspace(-11, 13, 3001)
     step = places[1] - places[0]
-    there = (1 - rate) * density(places, 0) + rate * density(places, ratio)
-    pairs = [(there, density(places, mu)), (density(places, 0), density(places, 0))]
+    present = (1 - rate) * density(places, 0) + rate * density(places, ratio)
+    pairs = [(present, density(places, mu)), (density(places, 0), density(places, 0))]
     p, q = (np.outer(*pair) for pair in pairs)
 
     def delta(epsilon):
@@ -166,13 +170,16 @@ def test_gaussian_in_a_sampled_composition_against_an_integral():
 def best_order(rho, delta):
     """Proposition 12 of Canonne, Kamath and Steinke, by brute force in 40 digits."""
     with mpmath.workdps(40):
-        rho, delta = mpmath.mpf(rho), mpmath.mpf(delta)
-        found = []
+        rho = mpmath.mpf(rho)
+        delta = mpmath.mpf(delta)
+        results = []
         for exponent in np.linspace(-6, 9, 3001):
             a = mpmath.exp(mpmath.mpf(float(exponent)))
             alpha = 1 + a
-            found.append(rho * alpha + mpmath.log(1 - 1 / alpha) - (mpmath.log(delta * alpha)) / a)
-        return float(max(0, min(found)))
+            results.append(
+                rho * alpha + mpmath.log(1 - 1 / alpha) - (mpmath.log(delta * alpha)) / a
+            )
+        return float(max(0, min(results)))
 
 
 @pytest.mark.parametrize("rho", [1e-4, 0.01, 0.5, 10.0])
@@ -199,7 +206,8 @@ def test_a_pure_loss_is_concentrated_as_stated(epsilon):
     """Randomised response, the worst of its kind, has every Renyi divergence below rho alpha."""
     rho = Pure(epsilon).concentrated().rho
     high = 1 / (1 + math.exp(-epsilon))
-    p, q = np.array([high, 1 - high]), np.array([1 - high, high])
+    p = np.array([high, 1 - high])
+    q = np.array([1 - high, high])
     orders = 1 + np.geomspace(1e-3, 1e3, 400)
     log_terms = orders[:, None] * np.log(p) + (1 - orders[:, None]) * np.log(q)
     divergences = np.logaddexp(*log_terms.T) / (orders - 1)
@@ -210,8 +218,8 @@ def test_a_pure_loss_is_concentrated_as_stated(epsilon):
 
 def test_what_composes():
     assert Pure(1.0, 3).then(Pure(0.5, 2)) == Pure(1.5 * (1 + 1e-15), 5)
-    both = Concentrated(0.1, 3).then(Gaussian(1.0, 2))
-    assert both.rounds == 5 and both.rho == pytest.approx(0.6) and both.rho >= 0.6
+    pair = Concentrated(0.1, 3).then(Gaussian(1.0, 2))
+    assert pair.rounds == 5 and pair.rho == pytest.approx(0.6) and pair.rho >= 0.6
     assert Gaussian(1.0, 2).then(Concentrated(0.1, 3)).rho == pytest.approx(0.6)
     assert Concentrated(0.1).then(Pure(1.0)).rho == pytest.approx(0.6)
     assert Pure(1.0).then(Concentrated(0.1)).rho == pytest.approx(0.6)
@@ -234,9 +242,9 @@ def test_what_is_spent_after_some_rounds():
     assert Concentrated(2.0, 10, even=True).after(5).rho >= 1.0
     dealt = Concentrated(2.0, 10, even=True, participation=(2, 4))
     assert [round(dealt.after(t).rho, 6) for t in (0, 1, 4, 5, 10)] == [0, 1, 1, 2, 2]
-    for wrong in ((11, 1), (1, 0), [1, 1], (1,)):
+    for invalid in ((11, 1), (1, 0), [1, 1], (1,)):
         with pytest.raises(ValueError, match="participation"):
-            Concentrated(2.0, 10, participation=wrong)
+            Concentrated(2.0, 10, participation=invalid)
     assert Concentrated(2.0, 10).after(3).rho == 2.0
     assert Gaussian(2.0, 4).after(1).mu == pytest.approx(1.0)
     for loss in (Pure(1.0, 3), Concentrated(1.0, 3), Gaussian(1.0, 3)):
@@ -246,7 +254,8 @@ def test_what_is_spent_after_some_rounds():
 
 @pytest.mark.parametrize("ratio", [1e-200, 1e-13, 1e5, 1e160])
 def test_ratios_of_any_size_have_a_loss(ratio):
-    got, plain = Pld.of([0.1], [ratio], 3).epsilon(1e-5), gdp.epsilon(ratio * math.sqrt(3), 1e-5)
+    got = Pld.of([0.1], [ratio], 3).epsilon(1e-5)
+    plain = gdp.epsilon(ratio * math.sqrt(3), 1e-5)
     assert 0 <= got <= plain * (1 + 1e-9)
     assert got >= Pld.of([0.1], [min(ratio, 100.0)], 3).epsilon(1e-5) * (1 - 1e-9)
 
@@ -307,8 +316,8 @@ def test_a_guarantee_is_never_below_its_loss(loss):
     assert "mu =" not in record.statement() and "mu =" not in captions.guarantees(record)[0]
     with pytest.raises(ValueError, match="Gaussian losses alone"):
         record.stopping_at([10, 20])
-    both = record.after(10).followed_by(record, planned=True)
-    assert both.rounds == 30 and both.epsilon > record.epsilon
+    pair = record.after(10).followed_by(record, planned=True)
+    assert pair.rounds == 30 and pair.epsilon > record.epsilon
     dearer = record.replace(epsilon=10.0, added_epsilon=0.01, added_delta=DELTA / 100)
     assert dearer.exact_epsilon >= record.exact_epsilon + 0.01
 
@@ -328,6 +337,6 @@ def test_a_gaussian_is_stated_by_its_mu():
     # Records of before read as they did, and are written as they were.
     assert not {"other_loss", "nodes"} & set(plain.to_dict())
     # A Gaussian run and a sampled one.
-    both = plain.followed_by(guarantee(OTHERS[0]), planned=True)
-    assert both.accountant == "pld" and both.mu is None
-    assert both.epsilon > max(plain.exact_epsilon, OTHERS[0].epsilon(DELTA))
+    pair = plain.followed_by(guarantee(OTHERS[0]), planned=True)
+    assert pair.accountant == "pld" and pair.mu is None
+    assert pair.epsilon > max(plain.exact_epsilon, OTHERS[0].epsilon(DELTA))

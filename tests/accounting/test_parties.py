@@ -31,9 +31,9 @@ def with_loss(loss, **change):
 
 @pytest.mark.parametrize("secrets", [*get_args(parties.Secrets), None])
 def test_what_is_stored_of_secrets_comes_back(secrets):
-    one = make(secrets=secrets, white=False, over_rounds="correlated")
-    stored = json.loads(json.dumps(one.to_dict(), allow_nan=False))
-    assert Guarantee.from_dict(stored) == one
+    single = make(secrets=secrets, white=False, over_rounds="correlated")
+    stored = json.loads(json.dumps(single.to_dict(), allow_nan=False))
+    assert Guarantee.from_dict(stored) == single
     assert stored.get("secrets") == secrets
 
 
@@ -57,28 +57,28 @@ def test_records_that_contradict_themselves_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("first", "later", "both"),
+    ("first", "later", "pair"),
     [("own", "own", "own"), ("own", "shared", "shared"), ("group", "own", "group"),
      ("shared", "group", None), ("group", "group", None), ("own", None, None),
      ("own", "alone", None)],
 )  # fmt: skip
-def test_phases_protect_whom_both_protect(first, later, both):
+def test_phases_protect_whom_both_protect(first, later, pair):
     one = make(secrets=first).followed_by(make(secrets=later), planned=True)
-    assert one.secrets == both
+    assert one.secrets == pair
 
 
 def test_groups_of_one_phase_may_be_other_ones_in_the_next():
     """Agents 0 and 3 of two groups share a seed in the second phase; an outsider has neither."""
-    both = make(secrets="group").followed_by(make(secrets="group"), planned=True)
-    rows = {row.party: row for row in both.protection()}
-    assert rows["an outsider"].epsilon == both.epsilon
+    pair = make(secrets="group").followed_by(make(secrets="group"), planned=True)
+    rows = {row.party: row for row in pair.protection()}
+    assert rows["an outsider"].epsilon == pair.epsilon
     assert rows[parties.ANOTHER].epsilon is None and "may differ" in rows[parties.ANOTHER].why
     assert not any("group" in party for party in rows)
 
 
 def test_other_rows_state_no_less_than_holds_under_the_papers_rule():
-    one = make(epsilon=40.0, mu=gdp.mu(41.7, DELTA), accountant="paper", unsound=True)
-    assert one.protection()[1].epsilon == one.exact_epsilon > 41
+    single = make(epsilon=40.0, mu=gdp.mu(41.7, DELTA), accountant="paper", unsound=True)
+    assert single.protection()[1].epsilon == single.exact_epsilon > 41
 
 
 def test_a_loss_of_sums_says_nothing_of_agents_who_see_messages():
@@ -107,10 +107,10 @@ def test_promises_say_what_they_count_on(changes, text):
 
 
 def test_noise_that_a_run_lost_protects_from_nobody():
-    one = make(relation="replace_agent", lost_noise=(7, 0.5))
-    assert {row.epsilon for row in one.protection()} == {None}
-    assert all("from round 7 on" in row.why for row in one.protection()[:-2])
-    assert f"NOT protected from {parties.ANOTHER}" in one.statement()
+    single = make(relation="replace_agent", lost_noise=(7, 0.5))
+    assert {row.epsilon for row in single.protection()} == {None}
+    assert all("from round 7 on" in row.why for row in single.protection()[:-2])
+    assert f"NOT protected from {parties.ANOTHER}" in single.statement()
 
 
 def hockey_stick(p, q, epsilon):
@@ -121,11 +121,12 @@ def hockey_stick(p, q, epsilon):
 @pytest.mark.parametrize("records", [2, 5])
 def test_several_records_under_gaussian_noise(records):
     """More records move the mean k times as far: brute force, and no less noise than that."""
-    one = make()
-    stated = parties.group_epsilon(one, records)
+    single = make()
+    stated = parties.group_epsilon(single, records)
     grid = np.linspace(-15, 15, 400_001)
-    far = records * one.mu
-    p, q = stats.norm.pdf(grid), stats.norm.pdf(grid - far)
+    distance = records * single.mu
+    p = stats.norm.pdf(grid)
+    q = stats.norm.pdf(grid - distance)
     width = grid[1] - grid[0]
     assert hockey_stick(p * width, q * width, stated) <= DELTA * (1 + 1e-6)
     # Tight; and what one record costs, times k, would not hold.
@@ -150,8 +151,8 @@ def test_several_records_under_other_losses():
 @pytest.mark.parametrize("records", [2, 5])
 def test_several_records_in_sampled_batches(rate, ratio, records):
     """One round: k coins, each moving the mean by the ratio, against none of them."""
-    one = with_loss(Pld.of([rate], [ratio], 1), relation="zero_out_record")
-    stated = parties.group_epsilon(one, records)
+    single = with_loss(Pld.of([rate], [ratio], 1), relation="zero_out_record")
+    stated = parties.group_epsilon(single, records)
     grid = np.linspace(-14, 14 + records * ratio, 400_001)
     width = grid[1] - grid[0]
     drawn = stats.binom.pmf(np.arange(records + 1), records, rate)
@@ -159,31 +160,31 @@ def test_several_records_in_sampled_batches(rate, ratio, records):
     q = stats.norm.pdf(grid)
     assert hockey_stick(p * width, q * width, stated) <= DELTA
     # The broken copy: what one record costs.
-    assert hockey_stick(p * width, q * width, one.epsilon) > DELTA
+    assert hockey_stick(p * width, q * width, single.epsilon) > DELTA
     # No more than noise without sampling.
     assert stated <= losses.Gaussian(records * ratio).epsilon(DELTA) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
-    ("rate", "ratio", "rounds", "delta", "records", "most"),
+    ("rate", "ratio", "rounds", "delta", "records", "maximum"),
     [
         (256 / 60_000, 1 / 1.3349, 14_000, 1e-6, 2, 4.73),  # By Renyi divergences.
         (256 / 60_000, 1 / 1.3349, 14_000, 1e-6, 5, 15.71),
         (0.01, 1.0, 1000, DELTA, 8, 200.0),  # 33,078 where the steps' epsilon was not reached.
     ],
 )
-def test_several_records_over_many_sampled_rounds(rate, ratio, rounds, delta, records, most):
+def test_several_records_over_many_sampled_rounds(rate, ratio, rounds, delta, records, maximum):
     loss = Pld.of([rate], [ratio], rounds)
     stated = parties.group_epsilon(
         with_loss(loss, delta=delta, relation="zero_out_record"), records
     )
-    assert stated <= most
+    assert stated <= maximum
     # One record's epsilon holds at the delta that so many steps take; a little less does not.
     epsilon = stated / records
     steps = sum(np.exp(j * epsilon) for j in range(records))
     assert loss.epsilon(delta / steps) <= epsilon
-    less = 0.99 * epsilon
-    assert loss.epsilon(delta / sum(np.exp(j * less) for j in range(records))) > less
+    reduced = 0.99 * epsilon
+    assert loss.epsilon(delta / sum(np.exp(j * reduced) for j in range(records))) > reduced
 
 
 def test_a_statement_composes_few_times(monkeypatch):
@@ -197,11 +198,11 @@ def test_a_statement_composes_few_times(monkeypatch):
 
     monkeypatch.setattr(sampled, "_composed", counted)
     loss = Pld.of([256 / 59_999], [1 / 1.3349], 14_000)
-    one = with_loss(loss, delta=1e-6, relation="zero_out_record")
-    one.statement()
+    single = with_loss(loss, delta=1e-6, relation="zero_out_record")
+    single.statement()
     assert len(counts) <= 6
     # As close as by 40.
-    assert one.for_records(2) <= 1.003 * 4.40993 and one.for_records(5) <= 1.003 * 14.83607
+    assert single.for_records(2) <= 1.003 * 4.40993 and single.for_records(5) <= 1.003 * 14.83607
 
 
 @pytest.mark.parametrize("records", [2, 3, 5])
@@ -211,13 +212,15 @@ def test_finite_precision_of_a_group_is_that_of_means_further_apart(mu, strategy
     """Of the same noise under k times the shift, by the bound for one record of that mu."""
     factor = np.eye(3) - 0.2
     spacing = finite.release_grid(factor, 6, strategy).spacing
-    at = {"spacing": spacing, "parameters": 10**5, "delta": DELTA, "clip_norm": 1.0}
-    one, far = (finite.release_cost(factor, 6, strategy, mu=k * mu, **at) for k in (1, records))
-    bound = finite.of_group(records, mu, (one.epsilon, one.delta), DELTA)
-    assert far.epsilon <= bound.epsilon and far.delta <= bound.delta
-    record = make(release=True, mu=mu, epsilon=np.inf, added_epsilon=one.epsilon,
-                  added_delta=one.delta)  # fmt: skip
-    exact = gdp.epsilon(records * mu, DELTA - far.delta) + far.epsilon
+    position = {"spacing": spacing, "parameters": 10**5, "delta": DELTA, "clip_norm": 1.0}
+    single, distant = (
+        finite.release_cost(factor, 6, strategy, mu=k * mu, **position) for k in (1, records)
+    )
+    bound = finite.of_group(records, mu, (single.epsilon, single.delta), DELTA)
+    assert distant.epsilon <= bound.epsilon and distant.delta <= bound.delta
+    record = make(release=True, mu=mu, epsilon=np.inf, added_epsilon=single.epsilon,
+                  added_delta=single.delta)  # fmt: skip
+    exact = gdp.epsilon(records * mu, DELTA - distant.delta) + distant.epsilon
     assert exact <= parties.group_epsilon(record, records) <= 1.05 * exact < np.inf
 
 
@@ -231,8 +234,8 @@ def test_a_release_under_a_total_states_what_groups_cost(epsilon, records):
     width = grid[1] - grid[0]
     p, q = (stats.norm.pdf(grid - mean) * width for mean in (0, records * total.mu))
     assert hockey_stick(p, q, stated) <= DELTA
-    least = gdp.epsilon(records * total.mu, DELTA)
-    assert least < stated <= least * 1.02
+    minimum = gdp.epsilon(records * total.mu, DELTA)
+    assert minimum < stated <= minimum * 1.02
     assert f"{records} records cost at most epsilon = {parties.up(stated)}" in total.statement()
 
 
@@ -250,14 +253,16 @@ def test_finite_precision_that_takes_all_of_delta_states_nothing():
     assert f"{why} there; the run's result may" in large.statement()
     spent = large.replace(added_epsilon=1e-6, added_delta=1e-9)
     assert f"{why} there" in spent.statement() and "result may" not in spent.statement()
-    most = make(release=True, epsilon=3.0, added_epsilon=1e-3, added_delta=9.99e-6)
-    assert parties.group_epsilon(most, 5) == np.inf
+    maximum = make(release=True, epsilon=3.0, added_epsilon=1e-3, added_delta=9.99e-6)
+    assert parties.group_epsilon(maximum, 5) == np.inf
 
 
 def test_statements_per_record_say_what_a_person_with_several_gets():
     text = make().statement()
-    two, five = (parties.group_epsilon(make(), k) for k in (2, 5))
-    costs = f"2 records cost at most epsilon = {parties.up(two)}, 5 records cost at most epsilon = "
+    second, five = (parties.group_epsilon(make(), k) for k in (2, 5))
+    costs = (
+        f"2 records cost at most epsilon = {parties.up(second)}, 5 records cost at most epsilon = "
+    )
     assert f"is protected less, at the same delta and against the same attacker: {costs}" in text
     assert f"{costs}{parties.up(five)}." in text
     loud = make(epsilon=5.0, mu=gdp.mu(5.0, DELTA)).statement()

@@ -27,7 +27,8 @@ def random_covariance(n: int, condition: float, seed: int) -> tuple[np.ndarray, 
 @pytest.mark.parametrize("seed", range(3))
 def test_covariance_bound_is_above_the_truth_and_close(condition, seed):
     covariance, _ = random_covariance(8, condition, seed)
-    bound, truth = precision.inverse_diagonal(covariance), exact(covariance)
+    bound = precision.inverse_diagonal(covariance)
+    truth = exact(covariance)
     for upper, value in zip(bound, truth, strict=True):
         assert upper >= value
         assert upper <= value * (1 + 1e-13 * condition + 1e-12)

@@ -13,9 +13,9 @@ from dpjax.mechanism import laplace
 def test_message_one_is_free_and_the_last_step_is_never_shown():
     assert pure.epsilon([0.5], [1.0], 1.0) == 0.0
     assert pure.epsilon([], [1.0], 1.0) == 0.0
-    whole = pure.epsilon([0.5, 0.2, 99.0], [1.0, 2.0, 4.0], 2.0)
-    assert whole == pure.epsilon([0.5, 0.2], [1.0, 2.0, 4.0], 2.0)
-    assert whole == pytest.approx(2 * (0.5 / 2 + 0.2 / 4), rel=1e-14)
+    complete = pure.epsilon([0.5, 0.2, 99.0], [1.0, 2.0, 4.0], 2.0)
+    assert complete == pure.epsilon([0.5, 0.2], [1.0, 2.0, 4.0], 2.0)
+    assert complete == pytest.approx(2 * (0.5 / 2 + 0.2 / 4), rel=1e-14)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -24,13 +24,14 @@ def test_losses_are_never_below_exact_ones_and_close(seed):
     steps = np.exp(rng.uniform(-30, 5, 400))
     scales = np.exp(rng.uniform(-30, 5, 400))
     gap = float(np.exp(rng.uniform(-5, 5)))
-    one = [
+    single = [
         Fraction(gap) * Fraction(a) / Fraction(s)
         for a, s in zip(steps[:-1], scales[1:], strict=True)
     ]
     exact = square = Fraction(0)
-    for k, value in enumerate(one, start=2):
-        exact, square = exact + value, square + value**2
+    for k, value in enumerate(single, start=2):
+        exact = exact + value
+        square = square + value**2
         first = steps[:k], scales[:k], gap
         assert exact <= Fraction(pure.epsilon(*first)) <= exact * Fraction(1 + 1e-14)
         assert square <= Fraction(pure.mu_of_steps(*first)) ** 2 <= square * Fraction(1 + 1e-14)
@@ -48,14 +49,15 @@ def test_extreme_numbers_stay_on_the_safe_side():
 
 
 def test_moves_of_several_variables_add_up():
-    steps, gap = 0.1 * 0.9 ** np.arange(6), 1.5
+    steps = 0.1 * 0.9 ** np.arange(6)
+    gap = 1.5
     moved = moves.moves("pp_doagt", steps, gap, own_weight=0.3)
     scales = np.stack([2.0 * 0.95 ** np.arange(6), 0.7 * 0.97 ** np.arange(6)], axis=1)
     want = sum(
         Fraction(a) / Fraction(b) for a, b in zip(moved.ravel(), scales.ravel(), strict=True)
     )
-    found = pure.epsilon_of_sensitivities(moved, scales)
-    assert want <= Fraction(found) <= want * Fraction(1 + 1e-14)
+    result = pure.epsilon_of_sensitivities(moved, scales)
+    assert want <= Fraction(result) <= want * Fraction(1 + 1e-14)
     assert pure.epsilon_of_sensitivities(moved, scales[:, 0]) == pytest.approx(
         (moved / scales[:, :1]).sum(), rel=1e-13
     )
@@ -79,12 +81,13 @@ def audited(schedule, scale=1.0, runs=200_000):
     for gradient in (0.0, schedule.gradient_gap):
         messages = rng.laplace(size=(runs, len(schedule.scales))) * schedule.scales * scale
         inside = np.ones(runs, bool)
-        state = shown = np.zeros(runs)
+        state = display = np.zeros(runs)
         for k, noise in enumerate(messages.T):
             z = state + noise
             if k:
-                inside &= z <= shown - schedule.step_sizes[k - 1] * schedule.gradient_gap
-            shown, state = z, z - schedule.step_sizes[k] * gradient
+                inside &= z <= display - schedule.step_sizes[k - 1] * schedule.gradient_gap
+            display = z
+            state = z - schedule.step_sizes[k] * gradient
         hits.append(inside.sum())
     ratio = np.log(hits[1] / hits[0])
     return ratio, 4 * np.sqrt(1 / hits[0] + 1 / hits[1])
@@ -93,8 +96,8 @@ def audited(schedule, scale=1.0, runs=200_000):
 def test_an_audit_finds_no_more_than_epsilon_and_finds_halved_noise():
     schedule = laplace.geometric(1.0, 1.0, 0.5, 0.15, 0.9, 4)
     assert schedule.spent > 0.99
-    found, error = audited(schedule)
-    assert found - error <= 1.0 and found + error >= schedule.spent
+    result, error = audited(schedule)
+    assert result - error <= 1.0 and result + error >= schedule.spent
     halved, error = audited(schedule, scale=0.5)
     assert halved - error > 1.0
 
@@ -177,11 +180,12 @@ def test_bad_input_is_named(name, call):
     ("scale", "gap", "gamma"), [(1e-300, 1e-165, 1e-165), (1e300, 1e200, 1e200), (1.0, 2.0, 3.0)]
 )
 def test_geometric_losses_of_far_apart_numbers_are_rounded_up(scale, gap, gamma, rounds):
-    q1, q2 = Fraction(0.5), Fraction(0.9)
+    q1 = Fraction(0.5)
+    q2 = Fraction(0.9)
     want = Fraction(gap) * Fraction(gamma) / (Fraction(scale) * (q2 - q1))
     want *= 1 if rounds is None else 1 - (q1 / q2) ** (rounds - 1)
-    found = published.geometric(scale, gap, gamma, 0.5, 0.9, rounds)
-    assert want <= Fraction(found) <= want * Fraction(1 + 1e-13)
+    result = published.geometric(scale, gap, gamma, 0.5, 0.9, rounds)
+    assert want <= Fraction(result) <= want * Fraction(1 + 1e-13)
 
 
 def test_geometric_losses_beyond_float64_are_never_below_the_truth():

@@ -24,15 +24,15 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("rate", "ratio", "rounds", "width", "points", "about"), SETTINGS)
 def test_many_rounds_against_their_composition(rate, ratio, rounds, width, points, about):
-    given = rate, ratio, rounds, DELTA, width, points
-    below, above = lattice.bracket(*given)
+    arguments = rate, ratio, rounds, DELTA, width, points
+    below, above = lattice.bracket(*arguments)
     assert above < 1.001 * below and below == pytest.approx(about, rel=0.05)
     assert below <= Pld.of([rate], [ratio], rounds).epsilon(DELTA) <= above
     # The twins: noise a percent less or more than is accounted for, and one direction alone.
     assert Pld.of([rate], [ratio / 1.01], rounds).epsilon(DELTA) < below / 1.005
     assert Pld.of([rate], [ratio * 1.01], rounds).epsilon(DELTA) > above * 1.005
-    there, back = (lattice.bracket(*given, sides=(one,)) for one in (True, False))
-    assert there == (below, above) and back[1] < below / 1.02
+    present, back = (lattice.bracket(*arguments, sides=(number,)) for number in (True, False))
+    assert present == (below, above) and back[1] < below / 1.02
 
 
 def test_the_bracket_holds_the_gaussian():
@@ -122,7 +122,9 @@ def test_one_round_at_any_delta_in_many_digits(rate, ratio, present):
 
 
 def one_round(rate, ratio, epsilon, present):
-    q, r, odds = mpmath.mpf(rate), mpmath.mpf(ratio), mpmath.exp(mpmath.mpf(epsilon))
+    q = mpmath.mpf(rate)
+    r = mpmath.mpf(ratio)
+    odds = mpmath.exp(mpmath.mpf(epsilon))
     ratio_there = odds if present else 1 / odds
     if ratio_there <= 1 - q:
         return mpmath.mpf(0)
@@ -172,8 +174,8 @@ def test_many_rounds_at_small_deltas_against_trials(rate, ratio, rounds, delta, 
     log_delta, deviation = estimated(rate, ratio, rounds, stated, order)
     assert deviation < 0.06 and log_delta < math.log(delta) + 4 * deviation
     # Two percent less would not hold.
-    less, deviation = estimated(rate, ratio, rounds, 0.98 * stated, order)
-    assert less > math.log(delta) + 4 * deviation
+    reduced, deviation = estimated(rate, ratio, rounds, 0.98 * stated, order)
+    assert reduced > math.log(delta) + 4 * deviation
 
 
 @pytest.mark.parametrize("rounds", [200, 10_000])
@@ -201,8 +203,8 @@ MANY = [
 def test_epsilon_never_rises_with_delta(rate, ratio, rounds, centre):
     """By steps of one part in 10^8, also where another composition is read: exactly."""
     loss = Pld.of([rate], [ratio], rounds)
-    far = np.array([-0.5, -0.03, -0.0201, -0.02, -0.0199, -0.01])
-    steps = np.sort(np.concatenate([far, np.arange(-4, 5) * 1e-8, -far]))
+    distant = np.array([-0.5, -0.03, -0.0201, -0.02, -0.0199, -0.01])
+    steps = np.sort(np.concatenate([distant, np.arange(-4, 5) * 1e-8, -distant]))
     epsilons = [loss.epsilon(centre * (1 + step)) for step in steps]
     assert epsilons == sorted(epsilons, reverse=True)
 
@@ -220,9 +222,9 @@ def test_tiny_epsilons_rise_with_rounds_and_rates():
 @pytest.mark.parametrize(("rate", "ratio", "rounds"), MANY)
 def test_epsilon_hardly_wavers(rate, ratio, rounds, nudged):
     """Runs that differ by one part in 10^8 have the same cells, but at their borders."""
-    more = (rate * (1 + 1e-8), ratio) if nudged == "rate" else (rate, ratio * (1 + 1e-8))
-    less, larger = (Pld.of([q], [r], rounds).epsilon(DELTA) for q, r in ((rate, ratio), more))
-    assert less <= larger * (1 + 1e-6) + 1e-9
+    extra = (rate * (1 + 1e-8), ratio) if nudged == "rate" else (rate, ratio * (1 + 1e-8))
+    reduced, larger = (Pld.of([q], [r], rounds).epsilon(DELTA) for q, r in ((rate, ratio), extra))
+    assert reduced <= larger * (1 + 1e-6) + 1e-9
 
 
 @pytest.mark.parametrize(

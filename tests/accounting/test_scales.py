@@ -18,8 +18,11 @@ COUNT = 40
 
 def messages(gradients, noise):
     """A view of one round without state."""
-    gradients, noise = np.array(gradients, float), np.array(noise, float)
-    rows, n, q = len(gradients), gradients.shape[1], noise.shape[1]
+    gradients = np.array(gradients, float)
+    noise = np.array(noise, float)
+    rows = len(gradients)
+    n = gradients.shape[1]
+    q = noise.shape[1]
     state = np.zeros((1, 1)), np.zeros((1, n)), np.zeros((1, q)), np.zeros((rows, 1))
     return (*state, gradients, noise)
 
@@ -47,20 +50,22 @@ def test_messages_that_differ_by_little_have_an_upper_bound():
 @pytest.mark.parametrize("name", COUNTER_EXAMPLES)
 @pytest.mark.parametrize("power", [1.0, 2.0**-40, 2.0**40])
 def test_rows_are_judged_in_their_own_units(name, power):
-    parts, known = COUNTER_EXAMPLES[name]
+    parts, reference = COUNTER_EXAMPLES[name]
     # Messages, agents and noises in other units: only the last two change the loss.
     *state, gradients, noise = parts
-    gradients, noise = gradients * power, noise * power
-    wanted = rationals.losses(parts, ONCE)
-    assert float(wanted[0]) == pytest.approx(known)
+    gradients = gradients * power
+    noise = noise * power
+    expected = rationals.losses(parts, ONCE)
+    assert float(expected[0]) == pytest.approx(reference)
     loss = views.linear(*state, gradients, noise).loss(ONCE, gradients="view")
-    np.testing.assert_allclose(loss.mu, [float(each) for each in wanted], rtol=1e-9)
+    np.testing.assert_allclose(loss.mu, [float(item) for item in expected], rtol=1e-9)
     assert not loss.upper_bound.any()
 
 
 def test_a_relay_without_noise_of_its_own():
     """Its message repeats another one to rounding, or carries what that one does not."""
-    third, when = 1 / 3, Participation(2, 1, 1)
+    third = 1 / 3
+    when = Participation(2, 1, 1)
     for other in (0.0, 1e-9, 1.0):
         # x1 = (g1 + w1 + g2 + other w2) / 3 is sent on as it is; g1 + w1 was seen before.
         parts = [
@@ -71,11 +76,13 @@ def test_a_relay_without_noise_of_its_own():
             np.array([[1.0, 0.0], [0.0, 0.0]]),
             np.array([[1.0, 0.0], [0.0, 0.0]]),
         ]
-        wanted = [float(each) for each in rationals.losses(parts, when)]
+        expected = [float(item) for item in rationals.losses(parts, when)]
         loss = views.linear(*parts).loss(when, gradients="view")
         exact_ = ~loss.upper_bound
-        assert (loss.mu >= np.array(wanted) * (1 - 1e-9)).all() and exact_.any() == (other != 1e-9)
-        np.testing.assert_allclose(loss.mu[exact_], np.array(wanted)[exact_], rtol=1e-9)
+        assert (loss.mu >= np.array(expected) * (1 - 1e-9)).all() and exact_.any() == (
+            other != 1e-9
+        )
+        np.testing.assert_allclose(loss.mu[exact_], np.array(expected)[exact_], rtol=1e-9)
 
 
 def test_nearly_parallel_messages_of_gossip():
@@ -96,34 +103,36 @@ CANCELLED = (
 
 def test_a_response_that_cancels_is_no_less_than_its_rounding():
     when = Participation(2, 1, 1)
-    (true,) = (float(each) for each in rationals.losses(CANCELLED, when))
+    (true,) = (float(item) for item in rationals.losses(CANCELLED, when))
     assert 0 < true < 1e-16
     loss = views.linear(*CANCELLED).loss(when, gradients="view")
     assert true * (1 - 1e-9) <= loss.mu[0] <= 1e-13 and loss.upper_bound[0]
-    found = kalman.whitened_energies(kalman.Model.of(*CANCELLED), when)
-    assert kalman.pattern_sums(found.values, when)[0] < true**2, "nothing was cancelled"
+    result = kalman.whitened_energies(kalman.Model.of(*CANCELLED), when)
+    assert kalman.pattern_sums(result.values, when)[0] < true**2, "nothing was cancelled"
 
 
 @functools.lru_cache(maxsize=1)
 def known(count, seed, quick):
     """Views, when their agents take part, whether they are well conditioned, and true losses."""
-    random, found = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    results = []
     for _ in range(count):
         parts = rationals.draw(random)
         rounds = int(random.choice([1, 2, 3] if quick else [1, 2, 3, 5]))
         when = Participation(rounds, min(rounds, int(random.integers(1, 3))), 1)
         sharp = rationals.condition(parts, rounds) < 1e12
-        found.append((parts, when, sharp, rationals.losses(parts, when)))
-    return found
+        results.append((parts, when, sharp, rationals.losses(parts, when)))
+    return results
 
 
 def compare(count, seed, quick=True):
     """Return violations, and of the views well conditioned the share within 1e-8."""
     close = well = open_ = 0
-    for index, (parts, when, sharp, wanted) in enumerate(known(count, seed, quick)):
+    for index, (parts, when, sharp, expected) in enumerate(known(count, seed, quick)):
         loss = views.linear(*parts).loss(when, gradients="view")
-        for u, (true, mu) in enumerate(zip(wanted, loss.mu, strict=True)):
-            place, stated = f"view {index} of seed {seed}, agent {u}: {mu}, true {true}", mu
+        for u, (true, mu) in enumerate(zip(expected, loss.mu, strict=True)):
+            place = f"view {index} of seed {seed}, agent {u}: {mu}, true {true}"
+            stated = mu
             open_ += bool(loss.upper_bound[u])
             if np.isinf(stated):
                 assert true == mpmath.inf or loss.upper_bound[u], place
@@ -155,15 +164,15 @@ def test_thousands_of_badly_scaled_views(seed):
 def test_a_cut_that_is_not_scale_free_is_caught(monkeypatch):
     """The broken copy: what float64 leaves open is taken as it comes."""
     monkeypatch.setattr(dense, "confirmed", lambda model, estimate, rational: estimate)
-    monkeypatch.setattr(kalman, "clear", lambda found: np.ones(len(found.leak), bool))
+    monkeypatch.setattr(kalman, "clear", lambda result: np.ones(len(result.leak), bool))
     with pytest.raises(AssertionError, match="view"):
         compare(COUNT, 3)
 
 
 def test_the_dense_route_judges_rows_alike():
     parts, _ = COUNTER_EXAMPLES["units"]
-    found = dense.energies(parts[4], parts[5], ONCE)
-    assert np.sqrt(found.values[0, 0, 0]) == pytest.approx(np.sqrt(1 + 1e4))
+    energies = dense.energies(parts[4], parts[5], ONCE)
+    assert np.sqrt(energies.values[0, 0, 0]) == pytest.approx(np.sqrt(1 + 1e4))
     parts, _ = COUNTER_EXAMPLES["silent"]
     assert dense.energies(parts[4], parts[5], ONCE).leak[0] >= 1e-6
 
@@ -173,9 +182,9 @@ def test_ranks_are_those_of_fractions():
     random = np.random.default_rng(5)
     for _ in range(60):
         parts = rationals.draw(random)
-        found, shows = rationals._orthogonal(parts, 3)
+        result, shows = rationals._orthogonal(parts, 3)
         count, mine = dense.ranks(kalman.Model.of(*parts), 3)
-        assert count[-1] == len(found)
+        assert count[-1] == len(result)
         np.testing.assert_array_equal(mine, shows.reshape(3, -1).any(axis=0))
 
 

@@ -23,13 +23,14 @@ def payoff(epsilon, loss):
 def profile(epsilon, energy):
     """E(1 - exp(epsilon - Z))_+ for Z ~ N(energy / 2, energy), any real epsilon."""
     root = np.sqrt(energy)
-    far = special.ndtr(root / 2 - epsilon / root)
-    return far - np.exp(epsilon + special.log_ndtr(-root / 2 - epsilon / root))
+    distant = special.ndtr(root / 2 - epsilon / root)
+    return distant - np.exp(epsilon + special.log_ndtr(-root / 2 - epsilon / root))
 
 
 def two_marks(mus, epsilons):
     """The supremum over two marks by quadrature: stop, or take the last payoff's mean."""
-    first, step = mus[0] ** 2, mus[1] ** 2 - mus[0] ** 2
+    first = mus[0] ** 2
+    step = mus[1] ** 2 - mus[0] ** 2
 
     def value(loss):
         density = math.exp(-((loss - first / 2) ** 2) / (2 * first))
@@ -119,21 +120,23 @@ def stops(epsilons, losses, above):
     """Stop at the first mark whose loss is so far above its claim, else at the last."""
     over = losses >= epsilons + above
     over[:, -1] = True
-    chosen = over.argmax(axis=1)
+    selection = over.argmax(axis=1)
     rows = np.arange(len(losses))
-    return payoff(epsilons[chosen], losses[rows, chosen])
+    return payoff(epsilons[selection], losses[rows, selection])
 
 
 def test_by_monte_carlo():
     """A stop at the first mark that looks bad: .035 where .01 is claimed, and under the curve."""
-    delta, marks, paths = 0.01, 100, 50_000
+    delta = 0.01
+    marks = 100
+    paths = 50_000
     steps = np.random.default_rng(7).normal(0.5 / marks, math.sqrt(1 / marks), (paths, marks))
     losses = np.cumsum(steps, axis=1)
     naive = gdp.epsilon(even(marks), delta)
     honest = gdp.epsilon(even(marks), stopping.inner_delta(even(marks), delta))
-    found = {above: stops(naive, losses, above).mean() for above in (0.1, 0.2, 0.3, 0.5)}
-    assert max(found.values()) > 3 * delta
-    assert max(found.values()) < stopping.supremum(even(marks), naive)
+    results = {above: stops(naive, losses, above).mean() for above in (0.1, 0.2, 0.3, 0.5)}
+    assert max(results.values()) > 3 * delta
+    assert max(results.values()) < stopping.supremum(even(marks), naive)
     for above in (0.1, 0.2, 0.3, 0.5):
         values = stops(honest, losses, above)
         assert values.mean() - 4 * values.std() / math.sqrt(paths) <= delta
@@ -144,19 +147,20 @@ def adaptive(energies, claims, moves, hoard):
 
     With ``hoard`` an unspent step may be spent later. Steps are in quarters of a mark's energy.
     """
-    marks, quarter = len(energies), energies[0] / 4
+    marks = len(energies)
+    quarter = energies[0] / 4
     loss = np.linspace(-6, 12, 1801)
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     weights = weights / weights.sum()
-    most = 4 * marks
-    value = np.zeros((most + 1, len(loss)))  # by quarters left unspent
+    maximum = 4 * marks
+    value = np.zeros((maximum + 1, len(loss)))  # by quarters left unspent
     for mark in range(marks - 1, -1, -1):
         stopped = np.maximum(value, payoff(claims[mark], loss))
         value = np.zeros_like(stopped)
-        for left in range(most + 1):
-            purse = min(left, most) + 4 if hoard else 4
+        for left in range(maximum + 1):
+            purse = min(left, maximum) + 4 if hoard else 4
             for spent in {min(move, purse) for move in moves}:
-                after = min(purse - spent, most) if hoard else 0
+                after = min(purse - spent, maximum) if hoard else 0
                 energy = spent * quarter
                 places = loss[:, None] + energy / 2 + math.sqrt(energy) * nodes
                 mean = np.interp(places, loss, stopped[after]) @ weights

@@ -43,7 +43,8 @@ def expected(value, mu, loss, thresholds=()):
     """
     ends = mu**2 / 2 + mu * np.linspace(-10, 10, 11)
     ends = np.union1d(ends, [t - loss for t in thresholds if ends[0] < t - loss < ends[-1]])
-    middle, half = (ends[1:] + ends[:-1]) / 2, (ends[1:] - ends[:-1]) / 2
+    middle = (ends[1:] + ends[:-1]) / 2
+    half = (ends[1:] - ends[:-1]) / 2
     steps = (middle[:, None] + half[:, None] * _NODES).ravel()
     weights = (half[:, None] * _WEIGHTS).ravel()
     density = np.exp(-((steps - mu**2 / 2) ** 2) / (2 * mu**2)) / (mu * math.sqrt(2 * math.pi))
@@ -76,26 +77,26 @@ def worst(epsilon, first, choices):
 @pytest.mark.mutant
 def test_a_phase_chosen_after_the_first_breaks_the_naive_rule_and_keeps_the_total():
     """Two equal phases: 1.87 times delta where each ending states what was run, delta under one."""
-    one = float(gdp.mu(5.0, DELTA)) / math.sqrt(2)
-    both = math.hypot(one, one)
+    first = float(gdp.mu(5.0, DELTA)) / math.sqrt(2)
+    pair = math.hypot(first, first)
 
     def naive(mu):
-        return float(gdp.epsilon(math.hypot(one, mu), DELTA))
+        return float(gdp.epsilon(math.hypot(first, mu), DELTA))
 
-    assert worst(naive, one, (0.0, one)) == pytest.approx(1.87 * DELTA, rel=0.005)
+    assert worst(naive, first, (0.0, first)) == pytest.approx(1.87 * DELTA, rel=0.005)
     total = Budget(epsilon=5.0, delta=DELTA)
-    left = budget.remaining(total, [phase(one)])
-    assert left.mu == pytest.approx(one, rel=1e-6) and left.delta == DELTA
+    left = budget.remaining(total, [phase(first)])
+    assert left.mu == pytest.approx(first, rel=1e-6) and left.delta == DELTA
     choices = left.mu * np.linspace(0, 1, 9)
-    delta = worst(lambda mu: total.epsilon, one, choices)
+    delta = worst(lambda mu: total.epsilon, first, choices)
     assert 0.999 * DELTA < delta <= DELTA * (1 + 1e-9)
     # Chosen or not, what is stated is the total.
-    stated = phase(one).within(total)
-    assert stated.epsilon == 5.0 and stated.mu == pytest.approx(both)
+    stated = phase(first).within(total)
+    assert stated.epsilon == 5.0 and stated.mu == pytest.approx(pair)
     for mu in (choices[1], left.mu):
         after = stated.followed_by(phase(mu), planned=False)
         assert (after.epsilon, after.mu) == (stated.epsilon, stated.mu)
-        assert after.spent.mu == pytest.approx(math.hypot(one, mu)) and after.rounds == 200
+        assert after.spent.mu == pytest.approx(math.hypot(first, mu)) and after.rounds == 200
     with pytest.raises(ValueError, match=r"mu of 2 phases is .* more than the total's"):
         stated.followed_by(phase(left.mu * 1.0001), planned=False)
 
@@ -127,23 +128,24 @@ def tree(level):
 
 def play(tree, allowed, total, leaf, spent=(), losses_=0.0):
     """[losses] E leaf(L) of phases chosen by a tree: by quadrature, the last one in closed form."""
-    share, at, below = tree
+    share, position, below = tree
     # What remains depends on the phases so far alone.
     mu = share * allowed(total, spent)
     if below is None or mu < 1e-6:
         return leaf(mu)(losses_)
-    ends = total_mu(total) * np.array(at)
+    ends = total_mu(total) * np.array(position)
     # The harm has a kink at epsilon, which what is left of the total smooths, little or much.
     layers = np.geomspace(1e-3, 1, 6) * total_mu(total)
     panels = [*ends, total.epsilon, *(total.epsilon - layers), *(total.epsilon + layers)]
 
     def value(after):
-        out, which = np.empty_like(after), np.searchsorted(ends, after, side="right")
+        out = np.empty_like(after)
+        which = np.searchsorted(ends, after, side="right")
         for k, child in enumerate(below):
             out[which == k] = play(child, allowed, total, leaf, (*spent, mu), after[which == k])
         return out
 
-    return np.array([expected(value, mu, one, panels) for one in np.atleast_1d(losses_)])
+    return np.array([expected(value, mu, item, panels) for item in np.atleast_1d(losses_)])
 
 
 def total_mu(total):
@@ -176,7 +178,8 @@ def test_broken_filters_are_caught(broken, numbers):
 
 def test_interactive_phases_of_correlated_noise_are_single_queries():
     """Gradients of later rounds are chosen by the loss so far, and then a phase of what is left."""
-    total, strategy = Budget(3.0, DELTA), np.array([[1.0, 0.0], [0.2, 0.3]])
+    total = Budget(3.0, DELTA)
+    strategy = np.array([[1.0, 0.0], [0.2, 0.3]])
     # A record's two gradients have norm 1; what is seen is C G + Z.
     moves = [np.linalg.norm(strategy @ [1.0, g]) for g in (-1.0, 1.0)]
     assert max(moves) <= temporal.sensitivity(strategy, Participation(2, 2, 1)) * (1 + 1e-9)
@@ -185,12 +188,12 @@ def test_interactive_phases_of_correlated_noise_are_single_queries():
     seconds = [scale * abs(strategy[1] @ [1.0, g]) for g in (-1.0, 0.0, 1.0)]
 
     def adversary(left):
-        def after(at):
+        def after(position):
             return np.max(
                 [
                     [
-                        expected(last(3.0, left), mu, one) if mu else last(3.0, left)(one)
-                        for one in at
+                        expected(last(3.0, left), mu, item) if mu else last(3.0, left)(item)
+                        for item in position
                     ]
                     for mu in seconds
                 ],
@@ -199,14 +202,14 @@ def test_interactive_phases_of_correlated_noise_are_single_queries():
 
         return expected(after, first, 0.0)
 
-    one = phase(scale * max(moves), white=False, rounds=2)
-    assert adversary(honest(total, [one.mu])) <= DELTA * (1 + 1e-9)
+    single = phase(scale * max(moves), white=False, rounds=2)
+    assert adversary(honest(total, [single.mu])) <= DELTA * (1 + 1e-9)
     # Stopped after a round, it counts whole: more than half of mu^2 may be spent by then.
-    assert first > one.mu * math.sqrt(0.5)
-    stopped = one.stopped(1)
-    assert budget.remaining(total, [stopped]) == budget.remaining(total, [one])
+    assert first > single.mu * math.sqrt(0.5)
+    stopped = single.stopped(1)
+    assert budget.remaining(total, [stopped]) == budget.remaining(total, [single])
     # Broken copies: half of mu^2 for one round of two; the loss of gradients fixed beforehand.
-    share = math.sqrt(total_mu(total) ** 2 - 0.5 * one.mu**2)
+    share = math.sqrt(total_mu(total) ** 2 - 0.5 * single.mu**2)
     assert gdp.delta(math.hypot(first, share), 3.0) > DELTA * 1.02
     fixed = math.sqrt(total_mu(total) ** 2 - (scale * min(moves)) ** 2)
     assert adversary(fixed) > DELTA * 1.02
@@ -215,7 +218,7 @@ def test_interactive_phases_of_correlated_noise_are_single_queries():
 @pytest.mark.parametrize("order", [2.0, 9.0])
 def test_totals_of_concentrated_losses_bound_every_renyi_divergence(order):
     total = Budget(3.0, DELTA, "zcdp")
-    whole = discrete.largest_rho(3.0, DELTA)
+    entire = discrete.largest_rho(3.0, DELTA)
 
     def moment(mu):
         # Of a Gaussian last phase, exactly.
@@ -227,10 +230,10 @@ def test_totals_of_concentrated_losses_bound_every_renyi_divergence(order):
 
     leaf = (1.0, [-1.0, 1.0], None)
     tree = (0.6, [-1.0, 1.0], [(0.0, [], None), (0.5, [-1, 1], [leaf] * 3), leaf])
-    most = math.exp(order * (order - 1) * whole)
-    assert play(tree, functools.cache(allowed), total, moment)[0] <= most
-    full = (0.6, [-1.0, 1.0], [leaf] * 3)
-    assert play(full, functools.cache(allowed), total, moment)[0] > 0.99 * most
+    maximum = math.exp(order * (order - 1) * entire)
+    assert play(tree, functools.cache(allowed), total, moment)[0] <= maximum
+    complete = (0.6, [-1.0, 1.0], [leaf] * 3)
+    assert play(complete, functools.cache(allowed), total, moment)[0] > 0.99 * maximum
 
 
 def test_each_kind_of_loss_adds_up_under_a_total_of_its_own():
@@ -243,21 +246,21 @@ def test_each_kind_of_loss_adds_up_under_a_total_of_its_own():
         delta = 0.0 if kind == "pure" else DELTA
         total = Budget(3.0, delta, kind)
         assert budget.total_fields(total, release=False)["loss"].rounds == 0
-        one = stated(loss, delta)
-        both = one.within(total).followed_by(one, planned=False)
-        assert both.spent == loss.then(loss) or kind == "gdp"
-        assert both.spent.size == pytest.approx(loss.size * (math.sqrt(2) if kind == "gdp" else 2))
-        assert both.epsilon == 3.0 >= both.exact_epsilon > 3.0 * (1 - 1e-6)
-        left = budget.remaining(total, [one, one])
-        assert budget.remaining(total, [both]) == left
+        first = stated(loss, delta)
+        pair = first.within(total).followed_by(first, planned=False)
+        assert pair.spent == loss.then(loss) or kind == "gdp"
+        assert pair.spent.size == pytest.approx(loss.size * (math.sqrt(2) if kind == "gdp" else 2))
+        assert pair.epsilon == 3.0 >= pair.exact_epsilon > 3.0 * (1 - 1e-6)
+        left = budget.remaining(total, [first, first])
+        assert budget.remaining(total, [pair]) == left
         if kind == "pure":
             assert left.epsilon == pytest.approx(1.0) and left.mu is None
             with pytest.raises(ValueError, match=r"epsilon of 3 phases is 3 together"):
-                budget.remaining(total, [one] * 4)
+                budget.remaining(total, [first] * 4)
     # zCDP takes the others, and no other total does.
     for loss in (kinds["gdp"], kinds["zcdp"], losses.Pure(0.4)):
-        one = stated(loss, DELTA)
-        assert budget.remaining(Budget(3.0, DELTA, "zcdp"), [one]).epsilon < 3
+        first = stated(loss, DELTA)
+        assert budget.remaining(Budget(3.0, DELTA, "zcdp"), [first]).epsilon < 3
     for kind in ("zcdp", "pure"):
         with pytest.raises(ValueError, match="which no filter of a total by 'gdp' adds up"):
             stated(kinds[kind], DELTA).within(Budget(3.0, DELTA))
@@ -271,12 +274,12 @@ def stated(loss, delta):
 
 def test_sampled_losses_have_no_filter():
     loss = losses.Pld((losses.Phase((0.1,), (1.0,), 10),))
-    one = phase(other_loss=loss, accountant="pld", relation="zero_out_record", rounds=10)
+    single = phase(other_loss=loss, accountant="pld", relation="zero_out_record", rounds=10)
     with pytest.raises(ValueError, match="does not hold for phases chosen on the way"):
-        one.within(Budget(3.0, DELTA))
+        single.within(Budget(3.0, DELTA))
     with pytest.raises(ValueError, match=r"samplers.Random or Cyclic"):
         phase(0.1, relation="zero_out_record").within(Budget(3.0, DELTA)).followed_by(
-            one, planned=False
+            single, planned=False
         )
 
 
@@ -286,39 +289,45 @@ def sampled_profile(rate, ratio):
     def value(epsilon):
         inside = np.exp(epsilon) > 1 - rate
         e = np.where(inside, epsilon, 1.0)
-        at = (np.log((np.exp(e) - 1 + rate) / rate) + ratio**2 / 2) / ratio
-        there = (1 - rate) * special.ndtr(-at) + rate * special.ndtr(ratio - at)
-        return np.where(inside, there - np.exp(e) * special.ndtr(-at), 1 - np.exp(epsilon))
+        position = (np.log((np.exp(e) - 1 + rate) / rate) + ratio**2 / 2) / ratio
+        present = (1 - rate) * special.ndtr(-position) + rate * special.ndtr(ratio - position)
+        return np.where(inside, present - np.exp(e) * special.ndtr(-position), 1 - np.exp(epsilon))
 
     return value
 
 
 def test_adding_up_sampled_losses_to_a_total_would_not_hold():
     """Each of two second phases is within the total; the better one by the first's loss is not."""
-    first, rate, ratio = 0.7 * total_mu(TOTAL), 0.01, 1.9
-    full, drawn = honest(TOTAL, [first]), sampled_profile(rate, ratio)
+    first = 0.7 * total_mu(TOTAL)
+    rate = 0.01
+    ratio = 1.9
+    complete = honest(TOTAL, [first])
+    drawn = sampled_profile(rate, ratio)
     natural = losses.Gaussian(first).then(losses.Pld.of([rate], [ratio], 1))
     assert natural.epsilon(DELTA) <= 3.0
-    alone = expected(lambda loss: drawn(3.0 - loss), first, 0.0)
-    assert alone <= DELTA and expected(last(3.0, full), first, 0.0) <= DELTA
-    better = expected(lambda loss: np.maximum(drawn(3.0 - loss), last(3.0, full)(loss)), first, 0.0)
+    single = expected(lambda loss: drawn(3.0 - loss), first, 0.0)
+    assert single <= DELTA and expected(last(3.0, complete), first, 0.0) <= DELTA
+    better = expected(
+        lambda loss: np.maximum(drawn(3.0 - loss), last(3.0, complete)(loss)), first, 0.0
+    )
     assert better == pytest.approx(1.64 * DELTA, rel=0.01)
 
 
 def test_phases_compose_for_an_attacker_whom_both_cover():
-    own, links = phase(0.3, secrets="own"), phase(0.3, attacker="node", secrets="links")
-    for one, other in ((own, links), (links, own)):
-        both = one.within(TOTAL).followed_by(other, planned=False)
-        assert both.attacker == "node" and both.secrets == "links"
-        assert one.followed_by(other, planned=True).attacker == "node"
+    own = phase(0.3, secrets="own")
+    links = phase(0.3, attacker="node", secrets="links")
+    for item, other in ((own, links), (links, own)):
+        pair = item.within(TOTAL).followed_by(other, planned=False)
+        assert pair.attacker == "node" and pair.secrets == "links"
+        assert item.followed_by(other, planned=True).attacker == "node"
     sums = phase(0.3, attacker="aggregator")
     assert phase(0.3).within(TOTAL).followed_by(sums, planned=False).attacker == "aggregator"
     # Nodes who hold the seed of all noise are not covered by an outsider's loss.
     shared = phase(0.3, secrets="shared").within(TOTAL)
     assert shared.followed_by(links, planned=False).attacker == "outsider"
-    for one in (shared, sums.within(TOTAL)):
+    for item in (shared, sums.within(TOTAL)):
         with pytest.raises(ValueError, match="attacker is .*, and neither phase covers"):
-            one.followed_by(phase(0.3, attacker="node"), planned=False)
+            item.followed_by(phase(0.3, attacker="node"), planned=False)
 
 
 LEFT = "a participant who has left"
@@ -328,32 +337,32 @@ LEFT = "a participant who has left"
 @pytest.mark.parametrize("release", [False, True])
 def test_a_participant_who_has_left_has_a_row_where_another_s_does_not_say_it(secrets, release):
     """Where it counts on new secrets: a release draws them, and elsewhere no one is protected."""
-    one = phase(0.3, secrets=secrets, release=release)
-    assert "who has left" not in one.statement()
-    planned = one.followed_by(phase(0.4, secrets=secrets, release=release), planned=True)
-    for both in (one.within(TOTAL), planned):
-        rows = {row.party: row for row in both.protection()}
+    first = phase(0.3, secrets=secrets, release=release)
+    assert "who has left" not in first.statement()
+    planned = first.followed_by(phase(0.4, secrets=secrets, release=release), planned=True)
+    for pair in (first.within(TOTAL), planned):
+        rows = {row.party: row for row in pair.protection()}
         another = [row for party, row in rows.items() if party.startswith("another")]
         assert (LEFT in rows) == (secrets == "own" and not release)
         if LEFT in rows:
-            assert rows[LEFT].epsilon == both.epsilon and str(rows[LEFT]) in both.statement()
+            assert rows[LEFT].epsilon == pair.epsilon and str(rows[LEFT]) in pair.statement()
             assert "every later phase must draw its noise from new ones" in rows[LEFT].why
         elif secrets == "alone":
-            assert not another and "participant" not in both.statement()
+            assert not another and "participant" not in pair.statement()
         else:
             assert any(row.epsilon is None or "reads its key" in row.why for row in another)
-    lost = one.replace(lost_noise=(3, 0.1)).within(TOTAL)
+    lost = first.replace(lost_noise=(3, 0.1)).within(TOTAL)
     assert LEFT not in {row.party for row in lost.protection()}
 
 
 def test_a_shared_seed_is_said_of_the_phases_and_runs_that_have_one():
     holds = "it holds the seed from which all agents draw their noise"
-    one = phase(0.3, secrets="shared")
-    assert f"participant: {holds}" in one.statement()
-    assert f"participant: {holds}" in one.within(TOTAL).statement()
+    single = phase(0.3, secrets="shared")
+    assert f"participant: {holds}" in single.statement()
+    assert f"participant: {holds}" in single.within(TOTAL).statement()
     for kind in ("gdp", "zcdp"):
         total = Budget(5.0, DELTA, kind)
-        mixed = one.within(total).followed_by(phase(0.3, secrets="own"), planned=False)
+        mixed = single.within(total).followed_by(phase(0.3, secrets="own"), planned=False)
         assert f"participant: in some phase {holds}" in mixed.statement()
     # The process of a release holds its one key; from its own message an agent learns its own.
     for secrets in ("shared", "group"):
@@ -368,16 +377,16 @@ def test_statements_over_phases_say_what_was_planned_and_what_was_run():
     assert "clip norm 0.5) over 100 planned rounds (of which 3 were run) in one phase against" in (
         one.statement()
     )
-    both = one.followed_by(phase(0.3, clip_norm=0.1), planned=False)
+    pair = one.followed_by(phase(0.3, clip_norm=0.1), planned=False)
     assert "clip norms 0.5, 0.1) over 200 planned rounds (of which 103 were run) in phases" in (
-        both.statement()
+        pair.statement()
     )
-    assert both.unused == 97 and Guarantee.from_dict(both.to_dict()) == both
+    assert pair.unused == 97 and Guarantee.from_dict(pair.to_dict()) == pair
     # What was planned as a whole keeps no record of its phases.
     planned = phase(0.3, clip_norm=0.5).followed_by(phase(0.3, clip_norm=0.1), planned=True)
     assert "clip norm at most 0.5) over 200 rounds in phases" in planned.statement()
-    for each in (one, both, planned, first, phase(0.3, attacker="node")):
-        assert "; an upper bound (Gaussian DP), mu" in each.statement()
+    for case in (one, pair, planned, first, phase(0.3, attacker="node")):
+        assert "; an upper bound (Gaussian DP), mu" in case.statement()
     assert "; accounted exactly (Gaussian DP), mu" in phase(0.3).statement()
     with pytest.raises(ValueError, match="unused is 101; give a whole number from 0 to 100"):
         phase(0.3, unused=101)
@@ -419,20 +428,20 @@ def test_stopped_phases_count_whole_unless_they_had_a_curve():
     assert half.within(TOTAL).spent.mu == pytest.approx(0.6 / math.sqrt(2))
     assert half.within(TOTAL).epsilon == 3.0 and half.within(TOTAL).curve is None
     later = phase(0.3, private_stop=True).stopping_at((50, 100)).stopped(100)
-    both = half.within(TOTAL).followed_by(later, planned=False)
-    assert both.spent.mu == pytest.approx(math.hypot(half.mu, 0.3)) and both.private_stop
-    assert "stopping round not covered" in both.caption()
+    pair = half.within(TOTAL).followed_by(later, planned=False)
+    assert pair.spent.mu == pytest.approx(math.hypot(half.mu, 0.3)) and pair.private_stop
+    assert "stopping round not covered" in pair.caption()
     assert "NOT covered: the round at which a phase ended was left to a callback" in (
-        both.statement()
+        pair.statement()
     )
 
 
 def test_patterns_and_budgets_of_agents_may_differ_by_phase():
     dealt = phase(0.3, participation=(5, 20))
     other = phase(0.4, participation=(2, 10), epsilon=8.0, per_agent_epsilon=(1.0, 8.0))
-    both = dealt.within(TOTAL).followed_by(other, planned=False)
-    assert both.spent.mu == pytest.approx(0.5)
-    assert both.participation is None and both.per_agent_epsilon is None
+    pair = dealt.within(TOTAL).followed_by(other, planned=False)
+    assert pair.spent.mu == pytest.approx(0.5)
+    assert pair.participation is None and pair.per_agent_epsilon is None
 
 
 def by_agent(*epsilons, **change):
@@ -455,19 +464,19 @@ def test_totals_and_what_remains_are_by_agent():
         (3.884, 2.361), abs=1e-3
     )
     assert budget.remaining(BY_AGENT, []).epsilon == pytest.approx((1.0, 4.0), rel=2e-3)
-    both = stated.followed_by(by_agent(*left.epsilon), planned=False)
-    assert both.per_agent_epsilon == (1.0, 4.0) and both.within(BY_AGENT) is both
-    assert Guarantee.from_dict(json.loads(json.dumps(both.to_dict()))) == both
+    pair = stated.followed_by(by_agent(*left.epsilon), planned=False)
+    assert pair.per_agent_epsilon == (1.0, 4.0) and pair.within(BY_AGENT) is pair
+    assert Guarantee.from_dict(json.loads(json.dumps(pair.to_dict()))) == pair
     # Each agent's phases together are within its own total, to the last bit and nearly all of it.
     together = np.hypot(gdp.mu([0.75, 3.0], DELTA), gdp.mu(left.epsilon, DELTA))
     assert (np.asarray(gdp.epsilon(together, DELTA)) <= [1.0, 4.0]).all()
-    np.testing.assert_allclose(both.agents_spent, gdp.mu([1.0, 4.0], DELTA), rtol=1e-7)
-    assert max(budget.remaining(BY_AGENT, [both]).epsilon) < 1e-3
+    np.testing.assert_allclose(pair.agents_spent, gdp.mu([1.0, 4.0], DELTA), rtol=1e-7)
+    assert max(budget.remaining(BY_AGENT, [pair]).epsilon) < 1e-3
     # One that passes its own total is found, whatever the others have left.
     for passing in (0, 1):
-        more = [left.epsilon[agent] * (1.001 if agent == passing else 0.5) for agent in (0, 1)]
+        extras = [left.epsilon[agent] * (1.001 if agent == passing else 0.5) for agent in (0, 1)]
         with pytest.raises(ValueError, match=f"together at agent {passing}, more than the total's"):
-            stated.followed_by(by_agent(*more), planned=False)
+            stated.followed_by(by_agent(*extras), planned=False)
     # Phases of one budget for all cost all the same, and count at the smallest total.
     same = phase(gdp.mu(0.6, DELTA))
     after = stated.followed_by(same, planned=False)
@@ -482,24 +491,25 @@ def test_no_chain_of_phases_passes_the_total_of_any_agent():
     rng = np.random.default_rng(0)
     for _ in range(20):
         total = Budget(tuple(rng.uniform(0.2, 8.0, 3)), DELTA)
-        spent, mus = [], np.zeros(3)
+        spent = []
+        mus = np.zeros(3)
         for phase_number in range(4):
             left = np.array(budget.remaining(total, spent).epsilon)
             share = 1.0 if phase_number == 3 else rng.uniform(0.1, 0.9, 3)
             each = left * share
             mus = np.hypot(mus, gdp.mu(each, DELTA))
-            one = by_agent(*each)
-            spent = [spent[0].followed_by(one, planned=False) if spent else one.within(total)]
+            single = by_agent(*each)
+            spent = [spent[0].followed_by(single, planned=False) if spent else single.within(total)]
         assert (np.asarray(gdp.epsilon(mus, DELTA)) <= total.epsilon).all()
         assert (np.asarray(gdp.epsilon(mus, DELTA)) > 0.999 * np.array(total.epsilon)).all()
 
 
 def test_a_first_phase_may_take_all_of_every_total():
-    for each in ((1.0, 4.0), (0.3, 0.7), (2.0, 8.0)):
-        stated = by_agent(*each).within(Budget(each, DELTA))
+    for case in ((1.0, 4.0), (0.3, 0.7), (2.0, 8.0)):
+        stated = by_agent(*case).within(Budget(case, DELTA))
         limits = budget.limits(vars(stated), DELTA)
         assert (stated.agents_spent <= limits).all()
-        assert max(budget.remaining(Budget(each, DELTA), [stated]).epsilon) < 1e-3
+        assert max(budget.remaining(Budget(case, DELTA), [stated]).epsilon) < 1e-3
 
 
 def random_phases(seed, by_agents, count):
@@ -512,8 +522,10 @@ def random_phases(seed, by_agents, count):
         left = budget.remaining(total, [stated] if stated else [])
         share = rng.uniform(0.3, 0.99, 4) if number < count - 1 else np.ones(4)
         mus = share * gdp.mu(left.epsilon, DELTA)
-        one = by_agent(*gdp.epsilon(mus, DELTA), mu=mus.max(), per_agent_mu=tuple(mus))
-        stated = one.within(total) if stated is None else stated.followed_by(one, planned=False)
+        single = by_agent(*gdp.epsilon(mus, DELTA), mu=mus.max(), per_agent_mu=tuple(mus))
+        stated = (
+            single.within(total) if stated is None else stated.followed_by(single, planned=False)
+        )
     return total, stated
 
 
@@ -528,7 +540,7 @@ def test_phases_of_what_remains_are_admitted_and_anybody_may_leave(by_agents):
         rest = phase(mus.max(), epsilon=math.inf, per_agent_epsilon=(math.inf,) * 4,
                      per_agent_mu=tuple(mus))  # fmt: skip
         stated = stated.followed_by(rest, planned=False)
-        spent = functools.reduce(np.hypot, (one.per_agent_mu for one in stated.phases))
+        spent = functools.reduce(np.hypot, (item.per_agent_mu for item in stated.phases))
         assert (spent <= stated.agents_spent).all()
         assert (gdp.epsilon(stated.agents_spent, DELTA) <= np.array(total.epsilon)).all()
         assert (gdp.epsilon(spent, DELTA) > 0.999 * np.array(total.epsilon)).all()
@@ -567,15 +579,15 @@ def test_phases_known_by_epsilons_alone_may_take_all_and_leave(by_agents):
         rng = np.random.default_rng(seed)
         each = rng.uniform(0.3, 9.0, 4)
         total = Budget(tuple(each) if by_agents else float(each.max()), DELTA)
-        whole = by_agent(*each).within(total)
-        assert whole.survivors([0]).survivors([2]).agents_spent.max() <= whole.mu
+        complete = by_agent(*each).within(total)
+        assert complete.survivors([0]).survivors([2]).agents_spent.max() <= complete.mu
         first = by_agent(*(each * rng.uniform(0.2, 0.9, 4))).within(total)
         left = budget.remaining(total, [first])
-        both = first.followed_by(by_agent(*left.epsilon), planned=False)
-        stay = both.survivors([seed % 4])
-        kept = np.delete(both.agents_spent, seed % 4)
+        pair = first.followed_by(by_agent(*left.epsilon), planned=False)
+        stay = pair.survivors([seed % 4])
+        kept = np.delete(pair.agents_spent, seed % 4)
         np.testing.assert_array_equal(stay.agents_spent, kept)
-        kept = np.delete(both.phases[0].per_agent_epsilon, seed % 4)
+        kept = np.delete(pair.phases[0].per_agent_epsilon, seed % 4)
         assert stay.phases[0].per_agent_epsilon == tuple(kept)
 
 
@@ -610,15 +622,15 @@ def test_epsilons_of_an_unsound_rule_do_not_lower_what_phases_lose():
 def test_totals_by_agent_are_said_and_rows_are_by_agent():
     stated = by_agent(0.75, 3.0, secrets="own").within(BY_AGENT)
     assert "(epsilon = 1 to 4 by agent, delta" in stated.caption()
-    mus = [up(one) for one in (*gdp.mu([1.0, 4.0], DELTA), *stated.agents_spent)]
+    mus = [up(case) for case in (*gdp.mu([1.0, 4.0], DELTA), *stated.agents_spent)]
     assert (
         f"A total of mu = {mus[0]} to {mus[1]} by agent (epsilon = 1 to 4 by agent at delta = "
         "1e-05) was fixed" in stated.statement()
     )
     assert f"Spent so far: mu = {mus[2]} to {mus[3]} by agent, by 1 phase." in stated.statement()
     assert "Agent i is" not in stated.statement()
-    both = stated.followed_by(by_agent(0.5, 1.0, secrets="own"), planned=False)
-    assert "Agent i is the same one in all phases, as its user states" in both.statement()
+    pair = stated.followed_by(by_agent(0.5, 1.0, secrets="own"), planned=False)
+    assert "Agent i is the same one in all phases, as its user states" in pair.statement()
     for row in stated.protection():
         protected = row.epsilon is not None
         assert row.per_agent_epsilon == ((1.0, 4.0) if protected else None)
@@ -634,10 +646,10 @@ def test_agents_that_leave_keep_what_was_stated_and_the_others_their_totals():
     assert stay.mu == pytest.approx(gdp.mu(2.0, DELTA)) and stay.exact_epsilon <= 2.0
     assert stay.phases[0].per_agent_epsilon == pytest.approx((0.5, 1.5), rel=1e-6)
     assert min(np.subtract(stay.phases[0].per_agent_epsilon, (0.5, 1.5))) >= 0
-    whole, left = (budget.remaining(Budget(each, DELTA), [one]) for each, one in (
+    complete, left = (budget.remaining(Budget(item, DELTA), [value]) for item, value in (
         (total.epsilon, stated), ((1.0, 2.0), stay),
     ))  # fmt: skip
-    assert left.epsilon == pytest.approx(np.delete(whole.epsilon, 1), rel=1e-6)
+    assert left.epsilon == pytest.approx(np.delete(complete.epsilon, 1), rel=1e-6)
     later = stay.followed_by(by_agent(*left.epsilon), planned=False)
     assert later.per_agent_epsilon == (1.0, 2.0)
     with pytest.raises(ValueError, match=r"epsilons of \[2, 3\] agents"):
@@ -652,12 +664,12 @@ def test_agents_that_leave_keep_what_was_stated_and_the_others_their_totals():
 
 
 def test_planned_phases_add_up_by_agent():
-    both = by_agent(0.75, 3.0).followed_by(by_agent(1.0, 0.5), planned=True)
+    pair = by_agent(0.75, 3.0).followed_by(by_agent(1.0, 0.5), planned=True)
     mus = np.hypot(gdp.mu([0.75, 3.0], DELTA), gdp.mu([1.0, 0.5], DELTA))
-    assert both.per_agent_epsilon == pytest.approx(gdp.epsilon(mus, DELTA), rel=1e-7)
-    assert (np.asarray(both.per_agent_epsilon) >= gdp.epsilon(mus, DELTA)).all()
-    assert both.mu < math.hypot(*gdp.mu([3.0, 1.0], DELTA))
-    assert "Agent i is the same one in all phases" in both.statement()
+    assert pair.per_agent_epsilon == pytest.approx(gdp.epsilon(mus, DELTA), rel=1e-7)
+    assert (np.asarray(pair.per_agent_epsilon) >= gdp.epsilon(mus, DELTA)).all()
+    assert pair.mu < math.hypot(*gdp.mu([3.0, 1.0], DELTA))
+    assert "Agent i is the same one in all phases" in pair.statement()
     apart = by_agent(0.75, 3.0).followed_by(by_agent(1.0, 0.5, 0.5), planned=True)
     assert apart.per_agent_epsilon is None
     assert apart.mu == pytest.approx(math.hypot(*gdp.mu([3.0, 1.0], DELTA)))
@@ -673,24 +685,25 @@ def test_releases_of_totals_by_agent_keep_a_part_of_the_smallest():
     np.testing.assert_allclose(limits, gdp.mu([0.999, 3.999], 0.99 * DELTA))
     left = budget.remaining(BY_AGENT, [stated])
     mu = gdp.mu(0.99 * max(left.epsilon), DELTA)
-    both = stated.followed_by(by_agent(*left.epsilon, **cost, mu=mu), planned=False)
-    assert (both.agents_spent <= limits).all()
+    pair = stated.followed_by(by_agent(*left.epsilon, **cost, mu=mu), planned=False)
+    assert (pair.agents_spent <= limits).all()
 
 
 def test_releases_keep_a_part_for_finite_precision():
-    one = phase(0.4, release=True, added_epsilon=1e-5, added_delta=1e-9)
-    record = one.within(TOTAL).followed_by(one, planned=False)
+    first = phase(0.4, release=True, added_epsilon=1e-5, added_delta=1e-9)
+    record = first.within(TOTAL).followed_by(first, planned=False)
     assert (record.added_epsilon, record.added_delta) == pytest.approx((0.003, 1e-7))
     assert record.epsilon == 3.0 >= record.exact_epsilon
     assert record.mu == pytest.approx(gdp.mu(2.997, 0.99e-5))
     assert "; 0.003 of epsilon and 1e-07 of delta are for noise" in record.statement()
-    costly = one.replace(added_epsilon=2e-3)
+    costly = first.replace(added_epsilon=2e-3)
     with pytest.raises(ValueError, match="keeps for noise of finite precision"):
         costly.within(TOTAL).followed_by(costly, planned=False)
     # A first phase that takes all of what is left of nothing spent fits a release as well.
-    alone = budget.remaining(TOTAL, [])
+    single = budget.remaining(TOTAL, [])
     assert (
-        phase(gdp.mu(alone.epsilon, DELTA), release=True).within(TOTAL).spent.mu < alone.mu * 1.001
+        phase(gdp.mu(single.epsilon, DELTA), release=True).within(TOTAL).spent.mu
+        < single.mu * 1.001
     )
 
 
@@ -759,11 +772,11 @@ def test_budgets_that_remain_are_admitted_and_not_much_too_small(parts, epsilon)
     left = budget.remaining(total, spent)
     spent.append(phase(gdp.mu(left.epsilon, DELTA)))
     record = functools.reduce(
-        lambda record, one: record.followed_by(one, planned=False),
+        lambda record, value: record.followed_by(value, planned=False),
         spent[1:], spent[0].within(total),
     )  # fmt: skip
     assert (1 - 2e-3) * record.mu < record.spent.mu <= record.mu
-    assert record.spent.mu >= math.sqrt(sum(one.mu**2 for one in spent)) * (1 - 1e-12)
+    assert record.spent.mu >= math.sqrt(sum(item.mu**2 for item in spent)) * (1 - 1e-12)
 
 
 def test_a_total_by_agent_hides_no_false_epsilons():

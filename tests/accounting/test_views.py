@@ -11,7 +11,8 @@ from dpjax.topology import graphs, mixing
 from dpjax.transforms import rounds
 from tests.accounting import oracle
 
-N, ROUNDS = 7, 9
+N = 7
+ROUNDS = 9
 SEEDS = [range(1), pytest.param(range(1, 6), marks=pytest.mark.slow)]
 PARTICIPATION = Participation(ROUNDS, 3, 3)
 ATTACKERS = (2, 5)
@@ -61,7 +62,8 @@ def edges(matrix):
     columns = []
     for i, j in np.argwhere(linked):
         column = np.zeros(len(matrix))
-        column[i], column[j] = 1, -1
+        column[i] = 1
+        column[j] = -1
         columns.append(column)
     return np.array(columns).T, np.argwhere(linked)
 
@@ -70,8 +72,12 @@ class Case:
     """An algorithm by name, with its view by the package and by simulation."""
 
     def __init__(self, name, seed):
-        self.name, self.seed, self.matrix = name, seed, network(seed)
-        self.options, self.source, self.steps = {}, np.eye(N), 1
+        self.name = name
+        self.seed = seed
+        self.matrix = network(seed)
+        self.options = {}
+        self.source = np.eye(N)
+        self.steps = 1
         self.schedule = self.matrix[None]
         self.owners = [{i} for i in range(N)]
         self.secret = [False] * N
@@ -102,8 +108,8 @@ class Case:
     def algorithm(self):
         if self.name.startswith("zip"):
             return views.zip_dl(self.matrix, zero_sum=self.name[4:])
-        given = self.schedule if len(self.schedule) > 1 else self.matrix
-        return views.dsgd(given, **self.options)
+        argument = self.schedule if len(self.schedule) > 1 else self.matrix
+        return views.dsgd(argument, **self.options)
 
     def simulate(self, attackers=(), eavesdropper=False, protected=None):
         if self.name.startswith("zip"):
@@ -111,9 +117,9 @@ class Case:
             return oracle.zip_view(
                 self.matrix, ROUNDS, own_copy=own, attackers=attackers, eavesdropper=eavesdropper
             )
-        known = [k for k, owner in enumerate(self.owners) if owner & set(attackers)]
+        reference = [k for k, owner in enumerate(self.owners) if owner & set(attackers)]
         if protected is not None:
-            known += [
+            reference += [
                 k for k, o in enumerate(self.owners) if self.secret[k] and not o <= set(protected)
             ]
         return oracle.gossip_view(
@@ -121,7 +127,7 @@ class Case:
             ROUNDS,
             self.source,
             attackers=attackers,
-            known=known,
+            known=reference,
             eavesdropper=eavesdropper,
             strategy=self.options.get("strategy"),
             steps=self.steps,
@@ -151,10 +157,10 @@ def pair(name, trust, seed):
         return None
     protected = (0, 1, 3, 4)
     if trust == "secldp":
-        found = algorithm.secldp(5, protected=protected)
-        return found, case.simulate((5,), protected=protected), (5,)
-    found = algorithm.secldp(protected=protected)
-    return found, case.simulate(eavesdropper=True, protected=protected), ()
+        result = algorithm.secldp(5, protected=protected)
+        return result, case.simulate((5,), protected=protected), (5,)
+    result = algorithm.secldp(protected=protected)
+    return result, case.simulate(eavesdropper=True, protected=protected), ()
 
 
 PAIRS = [(a, t) for a in ALGORITHMS for t in TRUSTS if pair(a, t, 0) is not None]
@@ -172,7 +178,7 @@ def quick(algorithm, trust):
     return trust == ("colluding" if turn or algorithm == "subgroups" else "pndp")
 
 
-MOST_PAIRS = [pytest.param(*one, marks=() if quick(*one) else pytest.mark.slow) for one in PAIRS]
+MOST_PAIRS = [pytest.param(*item, marks=() if quick(*item) else pytest.mark.slow) for item in PAIRS]
 
 
 @pytest.mark.gate(12)
@@ -182,15 +188,16 @@ def test_recursion_equals_the_pseudo_inverse(name, trust, seeds):
     clear = 0
     for seed in seeds:
         view, (a, b), nodes = pair(name, trust, seed)
-        wanted, share = oracle.losses(a, b, PARTICIPATION, nodes)
+        expected, share = oracle.losses(a, b, PARTICIPATION, nodes)
         loss = view.loss(PARTICIPATION, gradients="view")
-        found = loss.mu
-        assert np.isnan(found[list(nodes)]).all()
-        known, exact = ~np.isnan(wanted), ~np.isnan(wanted) & ~loss.upper_bound
+        mu = loss.mu
+        assert np.isnan(mu[list(nodes)]).all()
+        reference = ~np.isnan(expected)
+        exact = ~np.isnan(expected) & ~loss.upper_bound
         if share > 1e-8:
-            clear += np.allclose(found[known], wanted[known], rtol=1e-9, atol=1e-10)
-            np.testing.assert_allclose(found[exact], wanted[exact], rtol=1e-9, atol=1e-10)
-        assert (found[~np.isnan(wanted)] >= wanted[~np.isnan(wanted)] - 1e-10).all()
+            clear += np.allclose(mu[reference], expected[reference], rtol=1e-9, atol=1e-10)
+            np.testing.assert_allclose(mu[exact], expected[exact], rtol=1e-9, atol=1e-10)
+        assert (mu[~np.isnan(expected)] >= expected[~np.isnan(expected)] - 1e-10).all()
     assert clear >= max(1, len(seeds) - 1)
 
 
@@ -200,7 +207,8 @@ def test_a_loss_is_flagged_where_entries_differ_in_sign():
     rounds = 12
     loss = view.loss(Participation(rounds, rounds, 1), gradients="view")
     a, b = view.materialize(rounds)
-    energy, n = a.T @ np.linalg.pinv(b @ b.T) @ a, view.agents
+    energy = a.T @ np.linalg.pinv(b @ b.T) @ a
+    n = view.agents
     for victim in range(1, n):
         entries = energy[victim::n, victim::n]
         assert np.abs(entries).sum() == pytest.approx(loss.mu[victim] ** 2, rel=1e-8)
@@ -213,12 +221,12 @@ def test_materialize_spans_the_simulated_view(name, trust):
     """Rows may come in another order, or scaled columns; (A, B) span the same knowledge."""
     view, (a, b), _ = pair(name, trust, 1)
     mine_a, mine_b = view.materialize(ROUNDS)
-    shown = np.abs(mine_a).sum(1) + np.abs(mine_b).sum(1) > 0
+    display = np.abs(mine_a).sum(1) + np.abs(mine_b).sum(1) > 0
     expected = np.abs(a).sum(1) + np.abs(b).sum(1) > 0
     # Second moments do not depend on which factor of the covariance is used.
     for left, right in (
-        (a[expected].T @ a[expected], mine_a[shown].T @ mine_a[shown]),
-        (np.sort(np.diag(b @ b.T)[expected]), np.sort(np.diag(mine_b @ mine_b.T)[shown])),
+        (a[expected].T @ a[expected], mine_a[display].T @ mine_a[display]),
+        (np.sort(np.diag(b @ b.T)[expected]), np.sort(np.diag(mine_b @ mine_b.T)[display])),
     ):
         np.testing.assert_allclose(left, right, atol=1e-11)
 
@@ -230,30 +238,32 @@ MANY_STEPS = (("path", 15), ("florentine", 0), ("florentine", 7))
 def test_a_view_with_a_wrong_noise_is_caught():
     """The comparison has power: noise larger by a hundred-thousandth fails it."""
     view, (a, b), nodes = pair("dsgd", "pndp", 0)
-    wanted, _ = oracle.losses(a, 1.00001 * b, PARTICIPATION, nodes)
+    expected, _ = oracle.losses(a, 1.00001 * b, PARTICIPATION, nodes)
     with pytest.raises(AssertionError):
-        np.testing.assert_allclose(view.gdp(PARTICIPATION, gradients="view"), wanted, atol=1e-10)
+        np.testing.assert_allclose(view.gdp(PARTICIPATION, gradients="view"), expected, atol=1e-10)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("graph", "node"), [("path", 0), *MANY_STEPS])
 def test_many_gossip_steps_never_understate(graph, node):
     if graph == "florentine":
-        matrix, steps = mixing.uniform_neighbors(graphs.florentine()), (8, 12, 16)
+        matrix = mixing.uniform_neighbors(graphs.florentine())
+        steps = (8, 12, 16)
     else:
-        matrix, steps = mixing.metropolis_hastings(nx.path_graph(30)), (29,)
+        matrix = mixing.metropolis_hastings(nx.path_graph(30))
+        steps = (29,)
     participation = Participation(1, 1, 1)
     above = 0
     for k in steps:
-        wanted = oracle.exact_gossip_loss(matrix, node, k, participation)
+        expected = oracle.exact_gossip_loss(matrix, node, k, participation)
         loss = views.muffliato(matrix, k).pndp(node).loss(participation, gradients="view")
         rest = np.arange(len(matrix)) != node
-        assert (loss.mu[rest] >= wanted[rest] - 1e-12).all()
-        higher = loss.mu > wanted * (1 + 1e-9) + 1e-10
+        assert (loss.mu[rest] >= expected[rest] - 1e-12).all()
+        higher = loss.mu > expected * (1 + 1e-9) + 1e-10
         assert loss.upper_bound[rest & higher].all()
         above += loss.upper_bound.any()
         stated = views.muffliato(matrix, k).pndp(node).guaranteed(participation)
-        assert (stated[rest] >= wanted[rest]).all()
+        assert (stated[rest] >= expected[rest]).all()
     # Every loss of the one node is found exactly; of each other some are bounds.
     assert (above > 0) == ((graph, node) != ("florentine", 7))
 
@@ -263,34 +273,38 @@ def test_a_cut_at_rounding_would_understate():
     """Why the gap is asked for: the plain pseudo-inverse hides most of the loss."""
     matrix = mixing.metropolis_hastings(nx.path_graph(30))
     a, b = oracle.gossip_view(matrix[None], 1, np.eye(30), attackers=(0,), known=(0,), steps=29)
-    wanted = oracle.exact_gossip_loss(matrix, 0, 29, Participation(1, 1, 1))
+    expected = oracle.exact_gossip_loss(matrix, 0, 29, Participation(1, 1, 1))
     cut = np.linalg.pinv(b, rcond=1e-15) @ a
-    assert np.sqrt((cut[:, 29] ** 2).sum()) < 0.9 * wanted[29]
+    assert np.sqrt((cut[:, 29] ** 2).sum()) < 0.9 * expected[29]
 
 
 def test_florentine_agrees_with_the_published_code():
     """Means of mu^2 by distance, and the bound above the loss of all messages."""
     graph = graphs.florentine()
     view = views.dsgd(mixing.uniform_neighbors(graph)).pndp(0)
-    every = Participation(10, 10, 1)
-    mu = view.gdp(every, gradients="view")
-    far = nx.single_source_shortest_path_length(graph, next(iter(graph)))
-    distance = np.array([far[node] for node in graph])
-    for steps, wanted in ((1, 10.9), (2, 0.45), (3, 0.15), (4, 0.049)):
-        assert np.mean(mu[distance == steps] ** 2) == pytest.approx(wanted, rel=0.02)
+    participation = Participation(10, 10, 1)
+    mu = view.gdp(participation, gradients="view")
+    distant = nx.single_source_shortest_path_length(graph, next(iter(graph)))
+    distance = np.array([distant[node] for node in graph])
+    for steps, expected in ((1, 10.9), (2, 0.45), (3, 0.15), (4, 0.049)):
+        assert np.mean(mu[distance == steps] ** 2) == pytest.approx(expected, rel=0.02)
     assert np.nanmax(mu) == pytest.approx(3.303, abs=1e-3)
-    assert np.nanmax(view.guaranteed(every, gradients="view")) == pytest.approx(np.sqrt(10))
+    assert np.nanmax(view.guaranteed(participation, gradients="view")) == pytest.approx(np.sqrt(10))
 
 
 def test_secrets_raise_the_loss_above_that_of_all_messages():
     algorithm = views.decor(mixing.metropolis_hastings(nx.path_graph(4)))
-    every = Participation(4, 4, 1)
-    assert algorithm.ldp().gdp(every, gradients="view")[1] == pytest.approx(1.380, abs=5e-4)
-    assert algorithm.secldp(0).gdp(every, gradients="view")[1] == pytest.approx(1.526, abs=5e-4)
-    assert np.nanmax(algorithm.secldp([0, 2]).gdp(every, gradients="view")) == pytest.approx(2.0)
+    participation = Participation(4, 4, 1)
+    assert algorithm.ldp().gdp(participation, gradients="view")[1] == pytest.approx(1.380, abs=5e-4)
+    assert algorithm.secldp(0).gdp(participation, gradients="view")[1] == pytest.approx(
+        1.526, abs=5e-4
+    )
+    assert np.nanmax(
+        algorithm.secldp([0, 2]).gdp(participation, gradients="view")
+    ) == pytest.approx(2.0)
     np.testing.assert_allclose(
-        algorithm.pndp(0).gdp(every, gradients="view"),
-        algorithm.secldp(0).gdp(every, gradients="view"),
+        algorithm.pndp(0).gdp(participation, gradients="view"),
+        algorithm.secldp(0).gdp(participation, gradients="view"),
     )
 
 
@@ -325,15 +339,15 @@ class TestAdaptivity:
         """The likelihood-ratio test on the real, adaptive process beats the fixed number."""
         random = np.random.default_rng(1)
         w = random.normal(size=(2, 3, 200_000))
-        seen = {}
+        observed = {}
         for gradient in (0.0, 1.0):
             sent = w[0].copy()
             sent[0] += gradient
             model = self.MATRIX @ sent
             clipped = np.clip(model[1] / 2, -1e3, 1e3)
             second = model[1] + clipped + w[1, 1]
-            seen[gradient] = second - 1.5 * (sent[1] + sent[2]) / 3
-        shift = (seen[1.0].mean() - seen[0.0].mean()) / seen[0.0].std()
+            observed[gradient] = second - 1.5 * (sent[1] + sent[2]) / 3
+        shift = (observed[1.0].mean() - observed[0.0].mean()) / observed[0.0].std()
         assert shift == pytest.approx(0.447, abs=0.01)
         assert shift > 1.3 * views.dsgd(self.MATRIX).pndp(2).gdp(self.ONCE, gradients="view")[0]
 
@@ -341,14 +355,16 @@ class TestAdaptivity:
     def test_any_is_the_loss_of_all_messages_less_what_is_known(self, name):
         case = Case(name, 2)
         a, b = case.simulate(eavesdropper=True)
-        known = [k for k, owner in enumerate(case.owners) if 2 in owner]
+        reference = [k for k, owner in enumerate(case.owners) if 2 in owner]
         b = b.reshape(len(b), ROUNDS, -1)
-        b[:, :, known] = 0
+        b[:, :, reference] = 0
         a = a.reshape(len(a), ROUNDS, N)
         a[:, :, 2] = 0
-        wanted, _ = oracle.losses(a.reshape(len(a), -1), b.reshape(len(b), -1), PARTICIPATION, (2,))
-        found = case.algorithm().pndp(2).gdp(PARTICIPATION, gradients="any")
-        np.testing.assert_allclose(found, wanted, atol=1e-9)
+        expected, _ = oracle.losses(
+            a.reshape(len(a), -1), b.reshape(len(b), -1), PARTICIPATION, (2,)
+        )
+        result = case.algorithm().pndp(2).gdp(PARTICIPATION, gradients="any")
+        np.testing.assert_allclose(result, expected, atol=1e-9)
 
     def test_own_copies_take_the_noise_away(self):
         view = views.zip_dl(network(0)).pndp(2)
@@ -389,7 +405,8 @@ class TestLinear:
     """A user's own matrices."""
 
     def parts(self):
-        matrix, victims = network(1), np.ones(N)
+        matrix = network(1)
+        victims = np.ones(N)
         victims[0] = 0
         rows = np.eye(N)[matrix[0] != 0]
         noise = np.diag(victims)
@@ -410,16 +427,18 @@ class TestLinear:
         ).all()
 
     def test_known_combinations_leave_the_rest(self):
-        known = np.zeros((1, N))
-        known[0, 3], known[0, 4] = 1.0, 1.0
-        view = views.linear(*self.parts(), known_sums=known)
+        reference = np.zeros((1, N))
+        reference[0, 3] = 1.0
+        reference[0, 4] = 1.0
+        view = views.linear(*self.parts(), known_sums=reference)
         a, b = views.linear(*self.parts()).materialize(ROUNDS)
-        project = np.kron(np.eye(ROUNDS), np.eye(N) - np.linalg.pinv(known) @ known)
-        wanted, _ = oracle.losses(a @ project, b, PARTICIPATION)
-        found, others = view.gdp(PARTICIPATION, gradients="view"), np.delete(np.arange(N), [3, 4])
-        np.testing.assert_allclose(found[others], wanted[others], atol=1e-10)
+        project = np.kron(np.eye(ROUNDS), np.eye(N) - np.linalg.pinv(reference) @ reference)
+        expected, _ = oracle.losses(a @ project, b, PARTICIPATION)
+        result = view.gdp(PARTICIPATION, gradients="view")
+        others = np.delete(np.arange(N), [3, 4])
+        np.testing.assert_allclose(result[others], expected[others], atol=1e-10)
         # The projection covers changes that leave the combination as it is; one record's does not.
-        assert np.isinf(found[[3, 4]]).all() and np.isfinite(wanted[[3, 4]]).all()
+        assert np.isinf(result[[3, 4]]).all() and np.isfinite(expected[[3, 4]]).all()
 
     def test_needs_the_models_for_any_gradients(self):
         with pytest.raises(ValueError, match="models="):
@@ -464,11 +483,12 @@ def test_too_large_views_are_refused():
 
 def test_known_combinations_reveal_and_known_agents_are_public():
     """A change of one gradient changes a known sum; what is known of an agent alone is public."""
-    zero, one = np.zeros((3, 3)), np.eye(3)
+    zero = np.zeros((3, 3))
+    single = np.eye(3)
     when = Participation(1, 1, 1)
 
-    def mu(known):
-        return views.linear(zero, zero, zero, zero, one, one, known_sums=known).gdp(
+    def mu(reference):
+        return views.linear(zero, zero, zero, zero, single, single, known_sums=reference).gdp(
             when, gradients="view"
         )
 
@@ -493,19 +513,23 @@ def test_the_default_covers_training():
     ):
         assert mu[0] >= true
     assert view.loss(TestAdaptivity.ONCE).gradients == "any"
-    one = np.eye(1)
+    single = np.eye(1)
     with pytest.raises(ValueError, match="gradients='view'"):
-        views.linear(0 * one, 0 * one, 0 * one, 0 * one, one, one).gdp(Participation(1, 1, 1))
+        views.linear(0 * single, 0 * single, 0 * single, 0 * single, single, single).gdp(
+            Participation(1, 1, 1)
+        )
 
 
 def test_what_overflows_is_infinite():
     """Not a number means an attacker; a victim's loss beyond all numbers is infinite."""
-    zero, one, large = np.zeros((2, 2)), np.eye(2), 1e300 * np.eye(2)
+    zero = np.zeros((2, 2))
+    single = np.eye(2)
+    large = 1e300 * np.eye(2)
     when = Participation(2, 2, 1)
     for parts in (
-        (zero, zero, zero, zero, large, one / 1e300),
+        (zero, zero, zero, zero, large, single / 1e300),
         (large, large, large, large, large, large),
-        (large, one, zero, large, one, one),
+        (large, single, zero, large, single, single),
     ):
         loss = views.linear(*parts).loss(when, gradients="view")
         assert not np.isnan(loss.mu).any()
