@@ -79,9 +79,9 @@ def audit(
             if epochs == rounds:
                 continue
             for record in taken.tolist():
-                apart = t - last.get((agent, record), t - separation)
+                difference = t - last.get((agent, record), t - separation)
                 # Coins leave some of its rounds out.
-                off = apart % separation if rates is not None else apart
+                off = difference % separation if rates is not None else difference
                 if off not in (0, separation):
                     raise ValueError(
                         f"sampler is {_validate.shown(sampler)}, which draws record {record} of "
@@ -152,9 +152,11 @@ def _check_distinct(
             sampler.check(tried)
         except ValueError:
             continue
-        most = max(1, _LARGEST // (len(counts) * width))
+        maximum = max(1, _LARGEST // (len(counts) * width))
         twice = np.asarray(
-            _repeated(sampler, jnp.arange(min(rounds, most), dtype=jnp.int32), jnp.asarray(tried))
+            _repeated(
+                sampler, jnp.arange(min(rounds, maximum), dtype=jnp.int32), jnp.asarray(tried)
+            )
         )
         if twice.any():
             round, agent = (int(index) for index in np.argwhere(twice)[0])
@@ -173,13 +175,14 @@ def _repeated(
 
     def of_round(round: Int[Array, ""]) -> Bool[Array, " n"]:
         drawn = sampler.draw(jax.random.fold_in(jax.random.key(0), round), round, counts)
-        rows, padding = drawn.rows, drawn.padding
+        rows = drawn.rows
+        padding = drawn.padding
         if padding is None:
             padding = jnp.zeros(rows.shape, bool)
         beyond = jnp.any((rows >= counts[:, None]) & ~padding, axis=1)
         # Padding is told apart from records, and from other padding.
-        apart = -1 - jnp.arange(rows.shape[1], dtype=rows.dtype)
-        ordered = jnp.sort(jnp.where(padding, apart, rows), axis=1)
+        difference = -1 - jnp.arange(rows.shape[1], dtype=rows.dtype)
+        ordered = jnp.sort(jnp.where(padding, difference, rows), axis=1)
         return beyond | jnp.any(ordered[:, 1:] == ordered[:, :-1], axis=1)
 
     return jax.lax.map(of_round, rounds)
@@ -207,10 +210,10 @@ def _check_rates(
             f"the {len(own)} records": (own.sum(), len(own) * rounds, 1),
             f"record {int(own.argmax())}": (own.max(), rounds, len(own)),
         }
-        for what, (seen, chances, among) in drawn.items():
-            if stats.binom.sf(seen - 1, chances, rate) * among * len(rates) < _RARE:
+        for name, (observed, chances, among) in drawn.items():
+            if stats.binom.sf(observed - 1, chances, rate) * among * len(rates) < _RARE:
                 raise ValueError(
-                    f"sampler is {_validate.shown(sampler)}, which in {rounds} rounds draws {what} "
-                    f"of agent {agent} {seen} times, its rate says {chances * rate:.3g}; draw as "
-                    "often as rates says, each record and round apart from all others"
+                    f"sampler is {_validate.shown(sampler)}, which in {rounds} rounds draws {name} "
+                    f"of agent {agent} {observed} times, its rate says {chances * rate:.3g}; draw "
+                    "as often as rates says, each record and round apart from all others"
                 )

@@ -29,7 +29,11 @@ from dpjax.plans.sums import Discrete
 from dpjax.protocols import Aggregator
 from dpjax.topology import graphs, mixing
 
-N, M, EACH, EPOCHS, CLIP = 6, 3, 2, 2, 0.5
+N = 6
+M = 3
+EACH = 2
+EPOCHS = 2
+CLIP = 0.5
 T = M * EACH * EPOCHS
 COMPLETE = mixing.metropolis_hastings(graphs.complete(N))
 DELTA = 1e-5
@@ -47,12 +51,12 @@ def task():
 def config(relation="zero_out_client", part=None, aggregate=None, **changes):
     part = SumShares() if part is None else part
     aggregate = Trusted(part.dropouts) if aggregate is None else aggregate
-    given = dict(
+    options = dict(
         protect=Protect(relation, clip_norm=CLIP, attacker="aggregator"),
         sampler=Clients(M, EACH, EPOCHS), optimizer=Sgd(0.1), rounds=T, noise=part,
         budget=Budget(2.0, DELTA), method=Federated(aggregate),
     )  # fmt: skip
-    return plan.Config(**(given | changes))
+    return plan.Config(**(options | changes))
 
 
 @pytest.mark.parametrize(
@@ -68,25 +72,32 @@ def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
     relation, moved, times, dropouts, colluders
 ):
     """Sums of k rounds as one vector: a mean shift over its covariance, inverted densely."""
-    made = plan.make(config(relation, SumShares(dropouts, colluders)), COMPLETE)
-    deviation = float(made.noise.scale)
+    training_plan = plan.make(config(relation, SumShares(dropouts, colluders)), COMPLETE)
+    deviation = float(training_plan.noise.scale)
     # Every share of who is there and does not collude, over all rounds.
     shares = np.kron(np.eye(times), np.full((1, N - dropouts - colluders), deviation))
     shift = np.full(times, moved)
     mu = math.sqrt(shift @ np.linalg.inv(shares @ shares.T) @ shift)
-    assert made.guarantee.mu == pytest.approx(mu, rel=1e-12) and made.guarantee.mu >= mu
-    assert gdp.epsilon(mu, DELTA) == pytest.approx(2.0, rel=1e-5)
-    assert gdp.epsilon(made.guarantee.mu, DELTA) <= 2.0
-    assert made.guarantee.unit == relation.rpartition("_")[2]
-    assert f"per {made.guarantee.unit}" in made.guarantee.statement()
-    assert (made.guarantee.dropouts, made.guarantee.colluders) == (dropouts, colluders)
-    told = f"at most {dropouts} are missing from a sum that is opened and at most {colluders} show"
-    assert told in made.guarantee.statement()
     assert (
-        f"every {made.guarantee.unit} takes part in at most {times}" in made.guarantee.statement()
+        training_plan.guarantee.mu == pytest.approx(mu, rel=1e-12)
+        and training_plan.guarantee.mu >= mu
     )
-    assert Guarantee.from_dict(made.guarantee.to_dict()) == made.guarantee
-    assert "sum of the agents' messages" in made.guarantee.statement()
+    assert gdp.epsilon(mu, DELTA) == pytest.approx(2.0, rel=1e-5)
+    assert gdp.epsilon(training_plan.guarantee.mu, DELTA) <= 2.0
+    assert training_plan.guarantee.unit == relation.rpartition("_")[2]
+    assert f"per {training_plan.guarantee.unit}" in training_plan.guarantee.statement()
+    assert (training_plan.guarantee.dropouts, training_plan.guarantee.colluders) == (
+        dropouts,
+        colluders,
+    )
+    text = f"at most {dropouts} are missing from a sum that is opened and at most {colluders} show"
+    assert text in training_plan.guarantee.statement()
+    assert (
+        f"every {training_plan.guarantee.unit} takes part in at most {times}"
+        in training_plan.guarantee.statement()
+    )
+    assert Guarantee.from_dict(training_plan.guarantee.to_dict()) == training_plan.guarantee
+    assert "sum of the agents' messages" in training_plan.guarantee.statement()
 
 
 @pytest.mark.mutant
@@ -95,16 +106,18 @@ def test_the_noise_of_a_sum_is_what_the_guarantee_needs(monkeypatch):
     missing = (0, 4)
 
     def spread(part):
-        made = plan.make(config(part=part, aggregate=Trusted(2, missing)), COMPLETE)
-        seen = trace(made, task(), seeds=range(400), read=lambda passed: passed.message, rounds=2)
+        training_plan = plan.make(config(part=part, aggregate=Trusted(2, missing)), COMPLETE)
+        observed = trace(
+            training_plan, task(), seeds=range(400), read=lambda passed: passed.message, rounds=2
+        )
         first = np.concatenate([np.asarray(leaf)[:, 0].reshape(400, -1) for leaf in
-                                jax.tree.leaves(seen)], axis=1)  # fmt: skip
+                                jax.tree.leaves(observed)], axis=1)  # fmt: skip
         # Without noise every seed sends the same in the first round, but for its initial model.
-        return made.guarantee.mu, float(np.mean(first.std(axis=0)))
+        return training_plan.guarantee.mu, float(np.mean(first.std(axis=0)))
 
-    mu, found = spread(SumShares(dropouts=2))
+    mu, result = spread(SumShares(dropouts=2))
     needed = CLIP * math.sqrt(EPOCHS * EACH) / mu
-    assert found == pytest.approx(needed, rel=0.05)
+    assert result == pytest.approx(needed, rel=0.05)
     # The broken twin: the shares of who is missing are counted.
     monkeypatch.setattr(SumShares, "cohort", lambda part, agents: Cohort(agents))
     _, twin = spread(SumShares(dropouts=2))
@@ -113,7 +126,8 @@ def test_the_noise_of_a_sum_is_what_the_guarantee_needs(monkeypatch):
 
 def test_clients_take_turns_and_records_come_once_an_epoch():
     sampler = Clients(M, EACH, EPOCHS)
-    counts, key = np.full(N, M * EACH), jax.random.key(0)
+    counts = np.full(N, M * EACH)
+    key = jax.random.key(0)
     drawn = [sampler.draw(key, t, counts) for t in range(T)]
     assert not any(np.asarray(draw.padding).any() for draw in drawn)
     rows = np.stack([np.asarray(draw.rows)[:, 0] for draw in drawn])
@@ -128,13 +142,14 @@ def test_clients_take_turns_and_records_come_once_an_epoch():
 
 
 def test_places_share_a_model_and_without_noise_it_is_plain_descent():
-    made = plan.make(config(noise=None, budget=None, method=Federated()), COMPLETE)
-    whole = task()
-    found = run(made, whole, seeds=[0])
-    leaves = [np.asarray(leaf)[0, 0].reshape(N, -1) for leaf in jax.tree.leaves(found.params)]
+    training_plan = plan.make(config(noise=None, budget=None, method=Federated()), COMPLETE)
+    final_task = task()
+    result = run(training_plan, final_task, seeds=[0])
+    leaves = [np.asarray(leaf)[0, 0].reshape(N, -1) for leaf in jax.tree.leaves(result.params)]
     params = np.concatenate(leaves, axis=1)  # The bias first.
     assert (params == params[:1]).all()
-    x, y = np.asarray(whole.x), np.asarray(whole.y)
+    x = np.asarray(final_task.x)
+    y = np.asarray(final_task.y)
     rows = np.asarray(partition.iid(len(x), N, 0).indices)
     model = np.zeros(x.shape[1] + 1)
     for t in range(T):
@@ -152,10 +167,10 @@ def test_places_share_a_model_and_without_noise_it_is_plain_descent():
 )
 def test_nothing_else_is_counted_on_than_the_noise_is_for(field, value):
     """A guarantee that lets more be missing, collude, or read messages, is of other noise."""
-    one = plan.make(config(protect=Protect("zero_out_client", CLIP)), COMPLETE)
-    stated = one.guarantee.replace(**{field: value})
+    training_plan = plan.make(config(protect=Protect("zero_out_client", CLIP)), COMPLETE)
+    stated = training_plan.guarantee.replace(**{field: value})
     with pytest.raises(ValueError, match=f"guarantee.{field} is {value}"):
-        dataclasses.replace(one, guarantee=stated)
+        dataclasses.replace(training_plan, guarantee=stated)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +213,7 @@ def test_shares_of_ones_own_state_at_least_the_loss_of_their_sum():
 class First(Trusted):
     """Opens the first message in place of the sum."""
 
-    def _total(self, messages, there, round):
+    def _total(self, messages, present, round):
         return jax.tree.map(lambda leaf: leaf[0], messages)
 
 
@@ -213,7 +228,7 @@ class Own(Aggregator):
 
     def __call__(self, messages):
         (leaf,) = jax.tree.leaves(messages)
-        total = jax.tree.map(lambda each: jnp.sum(each, axis=0), messages)
+        total = jax.tree.map(lambda value: jnp.sum(value, axis=0), messages)
         return total, jnp.float32(len(leaf))
 
     def observed(self, messages, total):
@@ -222,9 +237,9 @@ class Own(Aggregator):
 
 def test_an_aggregate_of_ones_own_joins_and_is_named():
     for part, extra in ((SumShares(1), {}), (Discrete(5, 1), {"budget": ZCDP})):
-        made = plan.make(config(part=part, aggregate=Own(), **extra), COMPLETE)
-        assert made.guarantee.custom == ("Own",)
-        assert "relies on your own `Own`" in made.guarantee.statement()
+        training_plan = plan.make(config(part=part, aggregate=Own(), **extra), COMPLETE)
+        assert training_plan.guarantee.custom == ("Own",)
+        assert "relies on your own `Own`" in training_plan.guarantee.statement()
     assert plan.make(config(aggregate=First()), COMPLETE).guarantee.custom == ("First",)
     with pytest.raises(ValueError, match="sums of 0 of 6 agents .* give an aggregate that aborts"):
         plan.make(config(aggregate=Trusted(7)), COMPLETE)
@@ -233,8 +248,8 @@ def test_an_aggregate_of_ones_own_joins_and_is_named():
 def test_single_messages_are_hidden_by_noise_of_their_own():
     """An outsider's guarantee of a client: as many times the noise as there are shares."""
     outsider = Protect("zero_out_client", CLIP)
-    given = config(noise=noise.Independent(), method=Federated(), protect=outsider)
-    local = plan.make(given, COMPLETE)
+    argument = config(noise=noise.Independent(), method=Federated(), protect=outsider)
+    local = plan.make(argument, COMPLETE)
     shared = plan.make(config(), COMPLETE)
     assert local.guarantee.attacker == "outsider" and not local.guarantee.sum_only
     assert local.guarantee.participation == (4, 3)
@@ -245,21 +260,19 @@ def test_single_messages_are_hidden_by_noise_of_their_own():
 def test_an_outsider_on_masked_links_loses_what_the_sums_tell():
     """The same noise and loss as to the aggregator; in the clear a share hides far too little."""
     outsider = Protect("zero_out_client", CLIP)
-    outside, inside = (
-        plan.make(config(**given), COMPLETE) for given in ({"protect": outsider}, {})
-    )
+    outside, inside = (plan.make(config(**case), COMPLETE) for case in ({"protect": outsider}, {}))
     assert outside.noise.scale == inside.noise.scale
     assert outside.guarantee.mu == inside.guarantee.mu
     assert outside.guarantee.attacker == "outsider"
     # Said wherever the guarantee is: it is of sums, though nobody is missing and none colludes.
-    said = outside.guarantee.statement()
-    assert "single messages under the masks of a secure sum alone" in said
-    assert "at most 0 are missing" in said and "every message" not in said
+    text = outside.guarantee.statement()
+    assert "single messages under the masks of a secure sum alone" in text
+    assert "at most 0 are missing" in text and "every message" not in text
     assert "outsider of a secure sum, T" in outside.guarantee.caption()
     assert Guarantee.from_dict(outside.guarantee.to_dict()).sum_only
     # What goes over the links in a run is the sum alone: no axis of agents.
-    seen = trace(outside, task(), seeds=[0], read=lambda passed: passed.message, rounds=1)
-    assert sum(np.asarray(leaf)[0, 0].size for leaf in jax.tree.leaves(seen)) == 5
+    observed = trace(outside, task(), seeds=[0], read=lambda passed: passed.message, rounds=1)
+    assert sum(np.asarray(leaf)[0, 0].size for leaf in jax.tree.leaves(observed)) == 5
     with pytest.raises(ValueError, match="shows single messages"):
         plan.make(config(protect=outsider, aggregate=Sum()), COMPLETE)
     # The broken twin that this refuses: one share between an outsider and a message.

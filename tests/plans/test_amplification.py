@@ -79,9 +79,9 @@ STATED = {
 @pytest.mark.parametrize("name", STATED)
 def test_poisson_states_what_it_stated_before_it_had_its_own_accounting(name):
     changes, tolerance, epsilons, noise_numbers = STATED[name]
-    made = sampled(**changes)
-    stated = made.guarantee
-    found = [
+    result = sampled(**changes)
+    stated = result.guarantee
+    results = [
         stated.exact_epsilon,
         stated.after(5).epsilon,
         stated.for_records(2),
@@ -89,9 +89,9 @@ def test_poisson_states_what_it_stated_before_it_had_its_own_accounting(name):
         stated.loss.phases[0].rates[0],
         stated.loss.phases[0].ratios[0],
         stated.loss.unamplified,
-        made.factor[0, 0],
+        result.factor[0, 0],
     ]
-    np.testing.assert_allclose(found, [*epsilons, *noise_numbers], rtol=tolerance)
+    np.testing.assert_allclose(results, [*epsilons, *noise_numbers], rtol=tolerance)
     assert Guarantee.from_dict(json.loads(json.dumps(stated.to_dict()))) == stated
 
 
@@ -113,8 +113,8 @@ def test_another_accountant_finds_the_same_epsilon_from_the_event(name):
 
     stated = sampled(**EVENTS[name]).guarantee
     accountant = pld.PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
-    found = accountant.compose(stated.dp_event()).get_epsilon(stated.delta)
-    assert found == pytest.approx(stated.exact_epsilon, rel=2e-3)
+    result = accountant.compose(stated.dp_event()).get_epsilon(stated.delta)
+    assert result == pytest.approx(stated.exact_epsilon, rel=2e-3)
 
 
 def test_events_that_there_are_not_are_refused(monkeypatch):
@@ -150,14 +150,17 @@ class Halves(Sampler):
 def test_a_sampler_of_ones_own_inherits_defaults_and_knows_its_epoch():
     """It claims nothing: its loss is that of records in every round."""
     config = make_config(sampler=Halves(24), relation="replace_record", rounds=12)
-    own = plan.make(config, RING, counts=EQUAL)
-    assert own.guarantee.custom == ("Halves",) and own.guarantee.participation is None
+    training_plan = plan.make(config, RING, counts=EQUAL)
+    assert (
+        training_plan.guarantee.custom == ("Halves",)
+        and training_plan.guarantee.participation is None
+    )
     task = make_problem(4)
-    result = run(own, task, seeds=[0])
+    result = run(training_plan, task, seeds=[0])
     assert np.isfinite(result.metrics["test_loss"]).all()
     # One key for the run, apart from all rounds' keys: batches stay through an epoch.
     key = jax.random.fold_in(keys.derive(0, "batches"), 2**32 - 3)
-    draws = [own.sampler.draw(key, t, jnp.array(EQUAL)).rows[0, 0] for t in range(40)]
+    draws = [training_plan.sampler.draw(key, t, jnp.array(EQUAL)).rows[0, 0] for t in range(40)]
     starts = np.array(draws).reshape(10, 4)
     assert (starts == starts[:, :1]).all() and set(starts[:, 0]) == {0, 12}
 
@@ -232,27 +235,29 @@ def test_a_sampler_of_ones_own_brings_its_accounting():
     config = make_config(
         sampler=Single(8, 24), relation="zero_out_record", rounds=8, noise=noise.Independent()
     )
-    own = plan.make(config, RING, counts=EQUAL)
-    stated = own.guarantee
+    training_plan = plan.make(config, RING, counts=EQUAL)
+    stated = training_plan.guarantee
     assert stated.accountant == "once" and stated.custom == ("Single", "Once")
     # The noise is that of one round, and not that of eight.
-    deviation = float(own.factor.max())
+    deviation = float(training_plan.factor.max())
     assert stated.exact_epsilon == pytest.approx(stated.epsilon, rel=1e-5)
     assert math.isclose(stated.loss.unamplified, config.protect.clip_norm / deviation, rel_tol=1e-5)
     assert "with one draw of every record, kept secret" in stated.statement()
     assert Guarantee.from_dict(stated.to_dict()) == stated
-    result = run(own, make_problem(4), seeds=[0])
+    result = run(training_plan, make_problem(4), seeds=[0])
     assert np.isfinite(result.metrics["test_loss"]).all()
     for changes in ({"relation": "replace_record"}, {"release": True}):
         with pytest.raises(ValueError, match="covers no privacy amplification with"):
             make_config(**({"sampler": Single(8, 24), "relation": "zero_out_record"} | changes))
     with pytest.raises(ValueError, match="guarantee states ratios"):
-        less = dataclasses.replace(own.noise, factor=own.factor * np.float32(0.99))
-        dataclasses.replace(own, noise=less)
+        reduced = dataclasses.replace(
+            training_plan.noise, factor=training_plan.factor * np.float32(0.99)
+        )
+        dataclasses.replace(training_plan, noise=reduced)
     # What it need not define: two runs are refused, and a forecast scales its ratios.
     with pytest.raises(ValueError, match="loss is Once, then Once; state the two runs apart"):
         stated.followed_by(stated, planned=True)
-    assert own.forecast(50).epsilon(0.1) > stated.exact_epsilon
+    assert training_plan.forecast(50).epsilon(0.1) > stated.exact_epsilon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,8 +313,8 @@ def test_the_example_of_a_sampler_states_what_it_costs(ratio, rounds):
         assert delta(stated) <= share * (1 + 1e-4)
         # The bound is tight, and the broken copy counts the coin twice.
         base = float(gdp.epsilon(mu, share / module.SHARE))
-        for less in (0.99 * stated, math.log1p(module.SHARE**2 * math.expm1(base))):
-            assert stated == 0 or delta(less) > share
+        for reduced in (0.99 * stated, math.log1p(module.SHARE**2 * math.expm1(base))):
+            assert stated == 0 or delta(reduced) > share
     assert loss.epsilon(0.3) == 0 and loss.first_rounds(0).epsilon(1e-5) < 1e-12
 
 
@@ -319,12 +324,12 @@ def test_the_example_of_a_sampler_keeps_its_budget():
         sampler=module.OneCoin(), relation="zero_out_record", rounds=8, epsilon=2.0,
         noise=noise.Independent(),
     )  # fmt: skip
-    own = plan.make(config, RING, counts=UNEQUAL)
-    assert own.guarantee.custom == ("OneCoin", "CoinLoss")
-    assert 0.9999 < own.guarantee.exact_epsilon / 2.0 <= 1
+    training_plan = plan.make(config, RING, counts=UNEQUAL)
+    assert training_plan.guarantee.custom == ("OneCoin", "CoinLoss")
+    assert 0.9999 < training_plan.guarantee.exact_epsilon / 2.0 <= 1
     # Less noise than for records that all take part.
-    full = plan.make(dataclasses.replace(config, sampler=Full()), RING, counts=UNEQUAL)
-    assert own.factor.max() < 0.7 * full.factor.max()
+    complete = plan.make(dataclasses.replace(config, sampler=Full()), RING, counts=UNEQUAL)
+    assert training_plan.factor.max() < 0.7 * complete.factor.max()
     key = jax.random.key(1, impl="threefry2x32")
-    padding = own.sampler.draw(key, 3, jnp.array(UNEQUAL)).padding
+    padding = training_plan.sampler.draw(key, 3, jnp.array(UNEQUAL)).padding
     assert abs((~padding).sum() / sum(UNEQUAL) - module.SHARE) < 0.15

@@ -82,13 +82,13 @@ def test_a_row_without_an_audit_is_missed(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.mutant
 @pytest.mark.parametrize(("cell", "fault"), CASES)
 def test_measured_loss_is_the_stated_one_and_a_fault_is_found(cell: Cell, fault: str) -> None:
-    made, why = audit.planned(cell)
-    assert made is not None, why
-    found = audit.row(cell, made, SEEDS, [fault])
-    assert not found["finding"], found
+    outcome, why = audit.planned(cell)
+    assert outcome is not None, why
+    result = audit.row(cell, outcome, SEEDS, [fault])
+    assert not result["finding"], result
     # Of the last method the worst pair is not known: 0.95 of what is stated.
-    assert found["high"] > (0.9 if cell.method == "PPDOAGT" else 0.99), found
-    assert found["fault_of"] == fault and found["flagged"], found
+    assert result["high"] > (0.9 if cell.method == "PPDOAGT" else 0.99), result
+    assert result["fault_of"] == fault and result["flagged"], result
 
 
 @pytest.mark.slow
@@ -99,33 +99,37 @@ def test_what_is_refused_is_listed_with_the_plan_s_reason() -> None:
         sampler = "Clients" if cell.relation.endswith("client") else "Random"
         return (cell.method, cell.noise) in kept and cell.sampler == sampler
 
-    joined, refused = set(), {}
-    for cell, made, why in audit.cells(natural):
-        assert (made is None) == bool(why)
-        if made is None:
+    combined = set()
+    refused = {}
+    for cell, result, why in audit.cells(natural):
+        assert (result is None) == bool(why)
+        if result is None:
             refused[cell] = why
         else:
-            joined.add(cell)
-    every = audit.EVERY
+            combined.add(cell)
+    entries = audit.EVERY
     for method, noise in kept:
         for attacker, gradients in audit.ATTACKERS:
-            whole = Cell(method, noise, every, attacker, gradients, every)
-            of_pair = [one for one in (*joined, *refused) if one[:2] == (method, noise)]
-            told = [one for one in of_pair if (one.attacker, one.gradients) == whole[3:5]]
-            relations = {one.relation for one in told}
-            assert relations in ({every}, set(audit.RELATIONS)), (whole, told)
-    apart = {cell[:2] for cell in refused if cell.attacker == every}
+            complete = Cell(method, noise, entries, attacker, gradients, entries)
+            of_pair = [case for case in (*combined, *refused) if case[:2] == (method, noise)]
+            messages = [
+                item for item in of_pair if (item.attacker, item.gradients) == complete[3:5]
+            ]
+            relations = {value.relation for value in messages}
+            assert relations in ({entries}, set(audit.RELATIONS)), (complete, messages)
+    apart = {cell[:2] for cell in refused if cell.attacker == entries}
     assert ("EXTRA", "independent") in apart and ("DSGD", "aggregate") in apart
     assert (
-        "sends what no noise was accounted for" in refused[Cell("EXTRA", "laplace", *[every] * 4)]
+        "sends what no noise was accounted for" in refused[Cell("EXTRA", "laplace", *[entries] * 4)]
     )
-    node = Cell("ZipDL", "zip_dl", every, "outsider", "any", every)
+    node = Cell("ZipDL", "zip_dl", entries, "outsider", "any", entries)
     assert "finite only for nodes" in refused[node]
     assert len(apart | kept) < len(audit.METHODS) * len(audit.rows("noises"))
 
 
 def test_the_page_is_the_record_s() -> None:
-    stored, page = records.read(audit.RECORD).to_dict("records"), audit.PAGE.read_text()
+    stored = records.read(audit.RECORD).to_dict("records")
+    page = audit.PAGE.read_text()
     command = records.read_metadata(audit.RECORD)["command"]
     # Else: python benchmarks/audit_mechanisms.py --page
     assert audit.filled(page, stored, command) == page
@@ -146,17 +150,17 @@ def test_the_page_s_reasons_are_those_of_the_registry() -> None:
 
 def test_the_record_has_every_row_and_no_finding() -> None:
     stored = records.read(audit.RECORD).to_dict("records")
-    audits = [each for each in stored if each["what"] == "audit"]
-    assert joining() == {each[name] for each in audits for name in ("method", "noise", "sampler")}
+    audits = [value for value in stored if value["what"] == "audit"]
+    assert joining() == {case[name] for case in audits for name in ("method", "noise", "sampler")}
     assert joining() <= {each["fault_of"] for each in audits}
-    for each in audits:
-        assert each["ratio"] < 1.05 and not each["finding"], each
-        assert each["flagged"] and each["broken_ratio"] > audit.WORST, each
+    for item in audits:
+        assert item["ratio"] < 1.05 and not item["finding"], item
+        assert item["flagged"] and item["broken_ratio"] > audit.WORST, item
     refused = {tuple(each[name] for name in Cell._fields) for each in stored} - {
         tuple(each[name] for name in Cell._fields) for each in audits
     }
-    every = {(name, label) for name in audit.METHODS for label in audit.NOISES}
-    assert every == {cell[:2] for cell in refused} | {(e["method"], e["noise"]) for e in audits}
+    entries = {(name, label) for name in audit.METHODS for label in audit.NOISES}
+    assert entries == {cell[:2] for cell in refused} | {(e["method"], e["noise"]) for e in audits}
     assert all(each["why"] for each in stored if each["what"] == "refused")
 
 

@@ -16,7 +16,11 @@ from dpjax.transforms import rounds
 from tests.support import make_config
 
 ONE = np.ones((1, 1))
-T, EPOCHS, SEPARATION, BATCH, CLIP = 8, 2, 4, 6, 0.5
+T = 8
+EPOCHS = 2
+SEPARATION = 4
+BATCH = 6
+CLIP = 0.5
 
 
 def config(part, **changes):
@@ -31,19 +35,19 @@ def banded():
     return plan.make(config(noise.PrefixSum(bands=3)), ONE)
 
 
-def loss_of(one, strategy=None):
+def loss_of(value, strategy=None):
     """The loss by hand: a record's rounds are those of a pattern, and it moves each by the clip.
 
     What is seen is (C G)_t + noise of the factor's scale: columns of C of the record's rounds,
     their gradients of any directions, so that norms of overlapping ones add up at worst.
     """
-    c = rounds.applied(one.strategy, np.float32) if strategy is None else strategy
+    c = rounds.applied(value.strategy, np.float32) if strategy is None else strategy
     gram = np.abs(c.T @ c)
     worst = max(
         gram[np.ix_(turn, turn)].sum()
         for turn in (np.arange(s, T, SEPARATION) for s in range(SEPARATION))
     )
-    return CLIP * np.sqrt(worst) / float(one.factor[0, 0])
+    return CLIP * np.sqrt(worst) / float(value.factor[0, 0])
 
 
 def test_the_loss_is_that_of_the_columns_of_a_record(banded):
@@ -62,23 +66,24 @@ def test_the_loss_is_that_of_the_columns_of_a_record(banded):
 
 
 def test_bands_lie_between_fresh_noise_and_the_best_strategy(banded):
-    def error(one):
-        inverse = np.eye(T) if one.strategy is None else np.linalg.inv(one.strategy)
-        return float(one.factor[0, 0]) * np.linalg.norm(np.tril(np.ones((T, T))) @ inverse)
+    def error(value):
+        inverse = np.eye(T) if value.strategy is None else np.linalg.inv(value.strategy)
+        return float(value.factor[0, 0]) * np.linalg.norm(np.tril(np.ones((T, T))) @ inverse)
 
     fresh, best = (plan.make(config(p), ONE) for p in (noise.Independent(), noise.PrefixSum()))
     assert error(best) <= error(banded) * (1 + 1e-6) and error(banded) < 0.9 * error(fresh)
     # With one agent the network does nothing to sums: both designs are one.
     same = plan.make(config(noise.Mafalda(bands=3)), ONE)
     assert error(same) == pytest.approx(error(banded), rel=1e-5)
-    alone = error(plan.make(config(noise.PrefixSum(bands=1)), ONE))
-    assert error(banded) < alone <= error(fresh) * (1 + 1e-6)
+    single = error(plan.make(config(noise.PrefixSum(bands=1)), ONE))
+    assert error(banded) < single <= error(fresh) * (1 + 1e-6)
 
 
 @pytest.mark.slow
 def test_a_cnn_trains_with_it(banded):
     random = np.random.default_rng(0)
-    x, y = random.normal(size=(24, 14, 14, 1)).astype(np.float32), np.arange(24) % 3
+    x = random.normal(size=(24, 14, 14, 1)).astype(np.float32)
+    y = np.arange(24) % 3
     task = supervised(SmallCNN(classes=3), "cross_entropy", (x, y), (x, y), partition.iid(24, 1, 0))
     result = run(banded, task, seeds=[0])
     assert np.isfinite(result.metrics["test_loss"]).all()

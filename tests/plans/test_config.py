@@ -52,16 +52,16 @@ def test_a_value_is_plain_or_refused_by_name(part, name):
     taken = 0
     for value in JUNK:
         try:
-            made = part(**(PARTS[part] | {name: value}))
+            result = part(**(PARTS[part] | {name: value}))
         except ValueError as error:
             text = str(error)
             assert name in text, text
             assert len(text) < 600 and "digits" not in text.split(";")[-1]
             continue
         taken += 1
-        kept = dataclasses.asdict(made)
+        kept = dataclasses.asdict(result)
         again = part(**json.loads(json.dumps(kept)))
-        assert again == made and hash(again) == hash(made)
+        assert again == result and hash(again) == hash(result)
     assert taken <= 24
 
 
@@ -70,23 +70,26 @@ def test_a_part_of_a_wrong_kind_is_refused_by_name(name):
     for value in JUNK:
         fits = {"noise": None, "rounds": 20}.get(name, "no such") is value or name == "noise"
         try:
-            made = make_config(**{name: value})
+            config = make_config(**{name: value})
         except ValueError as error:
             assert name in str(error) and len(str(error)) < 600
             continue
-        assert fits or isinstance(getattr(made, name), bool | int), value
+        assert fits or isinstance(getattr(config, name), bool | int), value
 
 
 def test_numbers_of_numpy_are_the_plain_ones():
     """The same run, whatever the numbers came as."""
     matrix = mixing.metropolis_hastings(graphs.ring(4))
     plain = dict(epsilon=3.0, delta=0.125, clip_norm=0.5, step_size=0.25, max_variance=4.0)
-    whole = dict(rounds=20, batch_size=4, subgroups=((0, 1), (2, 3)))
-    made = [
-        plan.make(make_config(**{n: kind(v) for n, v in plain.items()}, **more), matrix)
-        for kind, more in itertools.product(
+    complete = dict(rounds=20, batch_size=4, subgroups=((0, 1), (2, 3)))
+    results = [
+        plan.make(make_config(**{n: kind(v) for n, v in plain.items()}, **extra), matrix)
+        for kind, extra in itertools.product(
             (float, np.float32, fractions.Fraction),
-            (whole, whole | {"rounds": np.int16(20), "subgroups": [[np.int64(0), 1], [2, 3]]}),
+            (
+                complete,
+                complete | {"rounds": np.int16(20), "subgroups": [[np.int64(0), 1], [2, 3]]},
+            ),
         )
     ]
-    assert len({one.fingerprint() for one in made}) == 1
+    assert len({item.fingerprint() for item in results}) == 1

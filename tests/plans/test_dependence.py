@@ -102,8 +102,8 @@ class TriedStep(Midway):
 
     def emit(self, ctx, public_state):
         bare = ctx.query(public_state.models, ctx.batch).total
-        there = jax.tree.map(lambda x, g: x - 0.1 * g, public_state.models, bare)
-        return super().emit(ctx, public_state._replace(memory=(public_state.memory[0], there)))
+        present = jax.tree.map(lambda x, g: x - 0.1 * g, public_state.models, bare)
+        return super().emit(ctx, public_state._replace(memory=(public_state.memory[0], present)))
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ class Weighed(Midway):
     """The broken twin: records weigh points for each other, in the encoder."""
 
     def emit(self, ctx, public_state):
-        both = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf], 1), public_state.models)
+        pair = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf], 1), public_state.models)
         share = jnp.mean(ctx.batch[1])
         encode = lambda g: jax.tree.map(lambda leaf: leaf[0] + share * leaf[1], g)  # noqa: E731
-        return Emission(ctx.query.points()(both, ctx.batch, encode).total)
+        return Emission(ctx.query.points()(pair, ctx.batch, encode).total)
 
 
 @pytest.mark.mutant
@@ -161,11 +161,11 @@ class ByLeaf(DSGD):
 def test_a_method_is_traced_again_for_the_models_of_a_run(method):
     """A plan knows no model: a method may tell its toy from all others."""
     problem = make_problem(6)
-    own = plan.make(make_config(method=method, design="independent"), RING)
+    training_plan = plan.make(make_config(method=method, design="independent"), RING)
     drivers = [
-        lambda: dp.run(own, problem, seeds=[0]),
-        lambda: dp.rounds(own, problem),
-        lambda: dp.estimate(own, problem, seeds=[0]),
+        lambda: dp.run(training_plan, problem, seeds=[0]),
+        lambda: dp.rounds(training_plan, problem),
+        lambda: dp.estimate(training_plan, problem, seeds=[0]),
     ]
     for driver in drivers:
         with pytest.raises(ValueError, match="method shows .*message"):
@@ -216,8 +216,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_control_flow_laid_out_in_an_unknown_way_hides_nothing(kind):
     def only(tell):
-        jaxpr = jax.make_jaxpr(lambda *both: PROGRAMS[kind](*both, tell))(1.0, 2.0).jaxpr
-        (place,) = (k for k, one in enumerate(jaxpr.eqns) if one.primitive.name == kind)
+        jaxpr = jax.make_jaxpr(lambda *pair: PROGRAMS[kind](*pair, tell))(1.0, 2.0).jaxpr
+        (place,) = (k for k, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name == kind)
         return jaxpr, place
 
     def other(jaxpr, place):
@@ -266,9 +266,9 @@ class Twice(Dsgd):
     """The broken twin: one batch is asked about at two models."""
 
     def emit(self, ctx, public_state):
-        there = jax.tree.map(jnp.negative, public_state.models)
-        both = [ctx.query(each, ctx.batch).total for each in (public_state.models, there)]
-        return Emission(jax.tree.map(jnp.add, *both))
+        present = jax.tree.map(jnp.negative, public_state.models)
+        pair = [ctx.query(each, ctx.batch).total for each in (public_state.models, present)]
+        return Emission(jax.tree.map(jnp.add, *pair))
 
 
 @dataclass(frozen=True)

@@ -77,8 +77,9 @@ def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
     relation, copies, times, dropouts, colluders
 ):
     """Sums of k rounds as one vector: a shift over its covariance, inverted densely."""
-    one = made(Discrete(SIZE, dropouts, colluders), relation)
-    code, guarantee = one.noise.code, one.guarantee
+    single = made(Discrete(SIZE, dropouts, colluders), relation)
+    code = single.noise.code
+    guarantee = single.guarantee
     deviation = math.sqrt(code.variance)
     shares = np.kron(np.eye(times), np.full((1, N - dropouts - colluders), deviation))
     shift = np.full(times, copies * math.sqrt(code.limit))
@@ -95,9 +96,9 @@ def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
     assert CLIP < code.sensitivity <= 1.01 * CLIP and code.bits <= 24
 
 
-def divergence(one, survivors):
+def divergence(value, survivors):
     """Largest Renyi divergence over its order of one opened sum and the same moved, exactly."""
-    code = one.noise.code
+    code = value.noise.code
     reach = 60 * int(math.sqrt(code.variance))
     law = np.exp(-(np.arange(-reach, reach + 1.0) ** 2) / (2 * code.variance))
     law /= law.sum()
@@ -105,11 +106,13 @@ def divergence(one, survivors):
     for _ in range(survivors):
         total = np.convolve(total, law)
     moved = math.isqrt(code.limit)
-    here, there = total[moved:], total[:-moved]
-    near = (here > 1e-250) & (there > 1e-250)
-    here, there = np.log(here[near]), np.log(there[near])
+    here = total[moved:]
+    present = total[:-moved]
+    near = (here > 1e-250) & (present > 1e-250)
+    here = np.log(here[near])
+    present = np.log(present[near])
     orders = np.array([1.5, 2.0, 4.0])
-    return max(np.log(np.exp(a * here - (a - 1) * there).sum()) / (a - 1) / a for a in orders)
+    return max(np.log(np.exp(a * here - (a - 1) * present).sum()) / (a - 1) / a for a in orders)
 
 
 @pytest.mark.mutant
@@ -118,44 +121,46 @@ def test_the_sum_of_those_who_are_left_has_the_loss_that_is_stated(twin, monkeyp
     """The twin counts the noise of agents who are gone, and of those who collude."""
     if twin:
         monkeypatch.setattr(Discrete, "cohort", lambda part, agents: Cohort(agents, 0, 0))
-    one = made(Discrete(1, dropouts=2, colluders=1, variance=2**10))
-    stated = one.guarantee.loss.rho / (EPOCHS * EACH)
-    found = divergence(one, N - 3)
-    assert (found <= stated) == (not twin)
-    assert twin or found == pytest.approx(stated, rel=0.15)
+    single = made(Discrete(1, dropouts=2, colluders=1, variance=2**10))
+    stated = single.guarantee.loss.rho / (EPOCHS * EACH)
+    result = divergence(single, N - 3)
+    assert (result <= stated) == (not twin)
+    assert twin or result == pytest.approx(stated, rel=0.15)
 
 
 def opened_noise(part, aggregate, survivors, seeds=40, **changes):
     """What is left of the opened sums of a run, over the noise of one agent."""
-    one = plan.make(config(part=part, aggregate=aggregate, **changes), COMPLETE)
+    training_plan = plan.make(config(part=part, aggregate=aggregate, **changes), COMPLETE)
 
     def read(passed):
         return passed.private, passed.before.models, passed.after.models
 
-    private, before, after = trace(one, task(), seeds=range(seeds), read=read)
+    private, before, after = trace(training_plan, task(), seeds=range(seeds), read=read)
     flat = lambda tree: np.concatenate(  # noqa: E731
         [np.asarray(leaf).reshape(seeds, T, N, -1) for leaf in jax.tree.leaves(tree)], axis=-1
     )
     steps = (flat(before) - flat(after))[:, :, 0] / 0.1
     noise = len(survivors) * steps - flat(private)[:, :, survivors].sum(2)
-    return one, (noise / float(one.factor[0, 0])).ravel()
+    return training_plan, (noise / float(training_plan.factor[0, 0])).ravel()
 
 
 @pytest.mark.mutant
 def test_opened_sums_have_the_noise_of_those_who_are_there(monkeypatch):
     """And on a fine grid it is that of real noise, as far as a test can tell."""
-    there = [1, 2, 3, 5]
+    present = [1, 2, 3, 5]
     part = Discrete(SIZE, dropouts=2)
-    one, noise = opened_noise(part, Trusted(2, (0, 4)), there, budget=ZCDP)
+    single, noise = opened_noise(part, Trusted(2, (0, 4)), present, budget=ZCDP)
     assert stats.kstest(noise, stats.norm(0, 2).cdf).pvalue > 0.01
     assert stats.kstest(noise, stats.norm(0, 2.4).cdf).pvalue < 1e-3
-    _, real = opened_noise(SumShares(dropouts=2), Trusted(2, (0, 4)), there)
+    _, real = opened_noise(SumShares(dropouts=2), Trusted(2, (0, 4)), present)
     assert stats.ks_2samp(noise, real).pvalue > 0.01
     assert stats.ks_2samp(noise, 1.25 * real).pvalue < 1e-3
     # What the guarantee takes: a move of `sensitivity` over four shares, in every round.
-    needed = one.noise.code.sensitivity * math.sqrt(EPOCHS * EACH / (2 * one.guarantee.loss.rho))
-    found = float(one.factor[0, 0]) * noise.std()
-    assert found == pytest.approx(needed, rel=0.05)
+    needed = single.noise.code.sensitivity * math.sqrt(
+        EPOCHS * EACH / (2 * single.guarantee.loss.rho)
+    )
+    result = float(single.factor[0, 0]) * noise.std()
+    assert result == pytest.approx(needed, rel=0.05)
     # The broken twin: the shares of who is missing are counted.
     monkeypatch.setattr(Discrete, "cohort", lambda part, agents: Cohort(agents, 0, 0))
     twin = made(Discrete(SIZE, dropouts=2))
@@ -165,23 +170,23 @@ def test_opened_sums_have_the_noise_of_those_who_are_there(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_a_run_goes_on_to_the_bit_and_rounds_are_told_apart(tmp_path):
-    one = made(Discrete(SIZE, dropouts=1))
+    first = made(Discrete(SIZE, dropouts=1))
     options = dict(seeds=[0, 1], eval_every=3)
-    whole = run(one, task(), **options)
-    again = cut_and_resumed(one, task(), tmp_path, **options)
-    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(again.params), strict=True):
+    complete = run(first, task(), **options)
+    again = cut_and_resumed(first, task(), tmp_path, **options)
+    for a, b in zip(jax.tree.leaves(complete.params), jax.tree.leaves(again.params), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert whole.guarantees[0].to_dict()["other_loss"]["kind"] == "zcdp"
+    assert complete.guarantees[0].to_dict()["other_loss"]["kind"] == "zcdp"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [pytest.param((), marks=pytest.mark.slow), ((2,), (), (0, 5))])
 def test_a_run_under_masks_is_the_one_without(missing):
     """Also with seeds side by side; which masks there are makes no difference."""
-    given = dict(seeds=[0, 1], eval_every=T)
+    options = dict(seeds=[0, 1], eval_every=T)
     part = Discrete(SIZE, dropouts=2)
-    trusted = run(made(part, aggregate=Trusted(2, missing)), task(), **given)
-    hidden = run(made(part, aggregate=Masked(2, missing, degree=4, seed=9)), task(), **given)
+    trusted = run(made(part, aggregate=Trusted(2, missing)), task(), **options)
+    hidden = run(made(part, aggregate=Masked(2, missing, degree=4, seed=9)), task(), **options)
     for a, b in zip(jax.tree.leaves(trusted.params), jax.tree.leaves(hidden.params), strict=True):
         np.testing.assert_array_equal(a, b)
     # Masks of contrib are named as a custom part, and change nothing else.
@@ -193,10 +198,11 @@ def test_a_run_under_masks_is_the_one_without(missing):
 
 def test_neighbours_move_payloads_by_less_than_is_hidden():
     """What was sent is played back, in its whole numbers, on other data."""
-    one, here = made(Discrete(SIZE)), task()
-    there = dataclasses.replace(here, y=-np.asarray(here.y))
-    found = empirical_sensitivity(one, here, there, seeds=[0])
-    assert 0 < found.max() and np.sqrt((found**2).sum(-1)).max() <= 2 * CLIP * (1 + 1e-6)
+    single = made(Discrete(SIZE))
+    here = task()
+    present = dataclasses.replace(here, y=-np.asarray(here.y))
+    result = empirical_sensitivity(single, here, present, seeds=[0])
+    assert 0 < result.max() and np.sqrt((result**2).sum(-1)).max() <= 2 * CLIP * (1 + 1e-6)
 
 
 def test_the_first_rounds_and_runs_in_a_row_are_stated():
@@ -211,15 +217,15 @@ def test_the_first_rounds_and_runs_in_a_row_are_stated():
         assert first.loss.rho >= guarantee.loss.rho * turns / 4
         apart = ", 3 apart" if turns > 1 else ""
         assert f"takes part in at most {turns}{apart}," in first.statement()
-    every = made(
+    entries = made(
         Discrete(SIZE), protect=Protect("replace_agent", CLIP, attacker="aggregator"),
         sampler=Random(1),
     ).guarantee  # fmt: skip
-    assert every.after(T // 2).loss.rho == pytest.approx(every.loss.rho / 2, rel=1e-9)
-    both = guarantee.followed_by(guarantee, planned=True)
-    assert both.loss.rho == pytest.approx(2 * guarantee.loss.rho)
+    assert entries.after(T // 2).loss.rho == pytest.approx(entries.loss.rho / 2, rel=1e-9)
+    pair = guarantee.followed_by(guarantee, planned=True)
+    assert pair.loss.rho == pytest.approx(2 * guarantee.loss.rho)
     # Two runs cost differently a round: the whole from the first on.
-    assert both.loss.participation == (8, 3) and both.after(1).loss.rho == both.loss.rho
+    assert pair.loss.participation == (8, 3) and pair.after(1).loss.rho == pair.loss.rho
     anytime = dataclasses.replace(guarantee.loss, even=False, participation=None)
     with pytest.raises(ValueError, match="participation is .4, 3., then None"):
         guarantee.followed_by(guarantee.replace(other_loss=anytime), planned=True)
@@ -229,8 +235,8 @@ def test_the_first_rounds_and_runs_in_a_row_are_stated():
 
 
 def test_a_plan_of_other_numbers_is_refused():
-    one = made(Discrete(SIZE))
-    code = one.noise.code
+    first = made(Discrete(SIZE))
+    code = first.noise.code
     for change, message in [
         ({"grid": 0.9 * code.grid}, "guarantee states"),
         ({"variance": code.variance // 2}, "guarantee states"),
@@ -241,19 +247,19 @@ def test_a_plan_of_other_numbers_is_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(
-                one, noise=CalibratedCode(one.config.noise, dataclasses.replace(code, **change))
+                first, noise=CalibratedCode(first.config.noise, dataclasses.replace(code, **change))
             )
     for dealt, message in [
         (None, "participation is None"),
         ((4, 4), "runs .4, 3."),
         ((2, 3), "runs"),
     ]:
-        loss = dataclasses.replace(one.guarantee.loss, participation=dealt)
-        stated = one.guarantee.replace(other_loss=loss)
+        loss = dataclasses.replace(first.guarantee.loss, participation=dealt)
+        stated = first.guarantee.replace(other_loss=loss)
         with pytest.raises(ValueError, match=message):
-            dataclasses.replace(one, guarantee=stated)
+            dataclasses.replace(first, guarantee=stated)
     other = made(Discrete(SIZE, variance=2**12))
-    assert other.fingerprint() != one.fingerprint() and one.forecast(5).ratio > 0
+    assert other.fingerprint() != first.fingerprint() and first.forecast(5).ratio > 0
 
 
 @pytest.mark.parametrize(

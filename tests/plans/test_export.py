@@ -26,7 +26,8 @@ def read(path):
 
 def mu_of(entries):
     """The exact loss of a loop that adds C^-1 (F Z), from the file alone, densely."""
-    n, rounds = len(entries["labels"]), int(entries["rounds"])
+    n = len(entries["labels"])
+    rounds = int(entries["rounds"])
     times = 1 if entries["relation"] == "zero_out_record" else 2
     inverse = np.linalg.inv(entries.get("strategy", np.eye(rounds)))
     covariance = np.kron(inverse @ inverse.T, entries["factor"] @ entries["factor"].T)
@@ -46,25 +47,25 @@ def mu_of(entries):
     ("name", "changes"), diagonal(PRIVATE, [{}, CYCLIC, {"relation": "zero_out_record"}])
 )
 def test_what_is_in_the_file_keeps_what_it_states(network, name, changes, tmp_path):
-    made = plan.make(make_config(design=name, **changes), network)
-    entries = read(made.save(tmp_path / "it", labels=NAMES))
+    training_plan = plan.make(make_config(design=name, **changes), network)
+    entries = read(training_plan.save(tmp_path / "it", labels=NAMES))
     assert entries["labels"].tolist() == NAMES
     np.testing.assert_array_equal(entries["mixing"], network)
     for field in ("epsilon", "delta", "rounds", "clip_norm", "relation", "unit", "attacker"):
-        assert entries[field] == getattr(made.guarantee, field), field
+        assert entries[field] == getattr(training_plan.guarantee, field), field
     # Independently of the package's accounting but for the conversion; and tight.
     assert gdp.delta(mu_of(entries), entries["epsilon"]) <= entries["delta"] * (1 + 1e-9)
     broken = entries | {"factor": 0.99 * entries["factor"]}
     assert gdp.delta(mu_of(broken), entries["epsilon"]) > entries["delta"] * 1.01
     # A plan can be made of it again.
-    assert ("strategy" in entries) == (made.strategy is not None)
+    assert ("strategy" in entries) == (training_plan.strategy is not None)
     design = Design.load(tmp_path / "it.npz")
-    again = plan.make(made.config, network, design=design, strategy=made.strategy)
-    assert again.fingerprint() == made.fingerprint()
+    again = plan.make(training_plan.config, network, design=design, strategy=training_plan.strategy)
+    assert again.fingerprint() == training_plan.fingerprint()
 
 
 @pytest.mark.parametrize(
-    ("changes", "groups", "said"),
+    ("changes", "groups", "text"),
     [
         ({"design": "independent"}, 6, "a secret of its own"),
         ({"design": "independent"}, 6, "Who has left knows its own."),
@@ -79,19 +80,19 @@ def test_what_is_in_the_file_keeps_what_it_states(network, name, changes, tmp_pa
         ({"subgroups": ((0, 3, 4), (1, 2, 5))}, 2, "NOT protected from each other"),
     ],
 )
-def test_who_shares_a_seed_is_said_and_is_all_that_is_shared(network, changes, groups, said):
-    made = plan.make(make_config(**changes), network)
-    found = calibration.groups(made.factor)
-    assert len(set(found)) == groups
+def test_who_shares_a_seed_is_said_and_is_all_that_is_shared(network, changes, groups, text):
+    training_plan = plan.make(make_config(**changes), network)
+    result = calibration.groups(training_plan.factor)
+    assert len(set(result)) == groups
     if "subgroups" in changes:
-        assert found[0] == found[3] == found[4] != found[1] == found[2] == found[5]
-    assert said in made.export().instructions()
+        assert result[0] == result[3] == result[4] != result[1] == result[2] == result[5]
+    assert text in training_plan.export().instructions()
 
 
 def test_noise_of_other_groups_is_exactly_none(network, tmp_path):
     """Sites of one group cannot draw what another draws: their entries must not matter."""
-    made = plan.make(make_config(subgroups=((0, 3, 4), (1, 2, 5))), network)
-    entries = read(made.save(tmp_path / "it.npz"))
+    training_plan = plan.make(make_config(subgroups=((0, 3, 4), (1, 2, 5))), network)
+    entries = read(training_plan.save(tmp_path / "it.npz"))
     apart = entries["seed_group"][:, None] != entries["seed_group"]
     assert apart.any() and not entries["factor"][apart].any()
 
@@ -115,9 +116,9 @@ def test_noise_of_other_groups_is_exactly_none(network, tmp_path):
     ],
 )
 def test_the_instructions_are_of_the_plan(network, changes, words, tmp_path):
-    made = plan.make(make_config(**changes), network)
-    text = str(read(made.save(tmp_path / "it.npz"))["how_to_use"])
-    statement = made.guarantee.statement().partition(" NOT protected from whoever runs")[0]
+    training_plan = plan.make(make_config(**changes), network)
+    text = str(read(training_plan.save(tmp_path / "it.npz"))["how_to_use"])
+    statement = training_plan.guarantee.statement().partition(" NOT protected from whoever runs")[0]
     assert len(statement) > 100 and statement in text
     # The loop is the user's own: no process holds all agents.
     assert "runs this process" not in text and "Simulation" not in text
@@ -129,7 +130,7 @@ COUNTS = (10, 11, 12, 13, 14, 29)
 
 
 @pytest.mark.parametrize(
-    ("relation", "said", "unsaid"),
+    ("relation", "message", "unsaid"),
     [
         (
             "zero_out_record",
@@ -140,28 +141,28 @@ COUNTS = (10, 11, 12, 13, 14, 29)
     ],
 )
 def test_a_plan_of_full_batches_is_saved_and_says_what_is_divided_by(
-    network, relation, said, unsaid, tmp_path
+    network, relation, message, unsaid, tmp_path
 ):
     config = make_config(relation=relation, sampler=samplers.Full())
-    made = plan.make(config, network, counts=COUNTS)
-    entries = read(made.save(tmp_path / "it.npz", labels=NAMES))
+    training_plan = plan.make(config, network, counts=COUNTS)
+    entries = read(training_plan.save(tmp_path / "it.npz", labels=NAMES))
     text = " ".join(str(entries["how_to_use"]).split())
-    assert said in text and unsaid not in text
+    assert message in text and unsaid not in text
     assert "The batch is all records that site i has, in every round." in text
     assert gdp.delta(mu_of(entries), entries["epsilon"]) <= entries["delta"] * (1 + 1e-9)
     design = Design.load(tmp_path / "it.npz")
-    again = plan.make(made.config, network, counts=COUNTS, design=design)
-    assert again.fingerprint() == made.fingerprint()
+    again = plan.make(training_plan.config, network, counts=COUNTS, design=design)
+    assert again.fingerprint() == training_plan.fingerprint()
 
 
 def test_a_file_says_where_messages_need_float64(network, tmp_path):
     """On the complete graph noise of thousands cancels, and float32 loses parts of a gradient."""
-    whole = mixing.metropolis_hastings(graphs.complete(6))
+    complete = mixing.metropolis_hastings(graphs.complete(6))
     error = {}
-    for matrix, messages in ((whole, "float64"), (network, "float32")):
+    for matrix, messages in ((complete, "float64"), (network, "float32")):
         config = make_config(design="pairwise", epsilon=10.0, rounds=2000, clip_norm=1.0)
-        made = plan.make(config, matrix)
-        entries = read(made.save(tmp_path / f"{messages}.npz"))
+        training_plan = plan.make(config, matrix)
+        entries = read(training_plan.save(tmp_path / f"{messages}.npz"))
         assert entries["messages"] == messages
         largest = np.linalg.norm(entries["factor"], axis=1).max()
         text = str(entries["how_to_use"])
@@ -179,33 +180,36 @@ def test_a_file_says_where_messages_need_float64(network, tmp_path):
     for scale in (1e-6, 1.0, 1e6):
         strategy = scale * (np.eye(20) - 0.5 * np.eye(20, k=-1))
         own = noise.Covariance(np.eye(6), "own", strategy=strategy)
-        made = plan.make(make_config(noise=own), network)
-        assert made.factor.max() > 1e6 or scale < 1e6
-        assert made.export().precision is None
+        training_plan = plan.make(make_config(noise=own), network)
+        assert training_plan.factor.max() > 1e6 or scale < 1e6
+        assert training_plan.export().precision is None
 
 
 @pytest.mark.slow
 def test_a_plan_of_coin_flips_is_not_saved(network, tmp_path):
     config = make_config(relation="zero_out_record", sampler=samplers.Poisson(4, 8), rounds=3)
-    made = plan.make(config, network, counts=COUNTS)
+    training_plan = plan.make(config, network, counts=COUNTS)
     with pytest.raises(ValueError, match="secret batches .* a loop of your own would have to draw"):
-        made.save(tmp_path / "it.npz")
+        training_plan.save(tmp_path / "it.npz")
 
 
 def test_files_of_bare_designs_still_load(network, tmp_path):
     """As they were written before files held terms: fields of the design and nothing else."""
-    made = plan.make(make_config(), network)
-    content = {f.name: getattr(made.design, f.name) for f in dataclasses.fields(made.design)}
+    training_plan = plan.make(make_config(), network)
+    content = {
+        f.name: getattr(training_plan.design, f.name)
+        for f in dataclasses.fields(training_plan.design)
+    }
     arrays = {name: content.pop(name) for name in ("covariance", "multipliers", "precision_bound")}
     path = store.write_arrays(tmp_path / "old.npz", "design", arrays, content)
     assert set(read(path)) == {*arrays, "header", "digest"}
-    again = plan.make(made.config, network, design=Design.load(path))
-    assert again.fingerprint() == made.fingerprint()
+    again = plan.make(training_plan.config, network, design=Design.load(path))
+    assert again.fingerprint() == training_plan.fingerprint()
 
 
 def test_a_changed_term_is_noticed(network, tmp_path):
-    made = plan.make(make_config(), network)
-    entries = read(made.save(tmp_path / "it.npz", labels=NAMES))
+    training_plan = plan.make(make_config(), network)
+    entries = read(training_plan.save(tmp_path / "it.npz", labels=NAMES))
     for change in ({"epsilon": 4.0}, {"labels": np.array(NAMES[::-1])}, {"rounds": 40}):
         np.savez(tmp_path / "other.npz", **(entries | change))
         with pytest.raises(ValueError, match="its content was changed"):
@@ -213,21 +217,21 @@ def test_a_changed_term_is_noticed(network, tmp_path):
 
 
 def test_a_file_states_only_a_total_whose_last_phase_it_is(network, tmp_path):
-    made, other = (plan.make(make_config(epsilon=e), network) for e in (2.0, 2.5))
+    results, other = (plan.make(make_config(epsilon=e), network) for e in (2.0, 2.5))
     total = protect.Budget(4.0, 1e-5)
-    wrong = (
-        made.guarantee,
+    invalid = (
+        results.guarantee,
         other.guarantee.within(total),
-        made.guarantee.within(total).followed_by(other.guarantee, planned=False),
+        results.guarantee.within(total).followed_by(other.guarantee, planned=False),
     )
-    for stated in wrong:
+    for stated in invalid:
         with pytest.raises(ValueError, match="whose last phase is not this plan's; give plan.guar"):
-            made.save(tmp_path / "it.npz", guarantee=stated)
+            results.save(tmp_path / "it.npz", guarantee=stated)
     assert not list(tmp_path.iterdir())
-    each = plan.make(make_config(epsilon=(1.0, 2.0, 2.0, 2.0, 2.0, 1.5)), network)
-    text = each.export(each.guarantee.within(total)).instructions()
+    training_plan = plan.make(make_config(epsilon=(1.0, 2.0, 2.0, 2.0, 2.0, 1.5)), network)
+    text = training_plan.export(training_plan.guarantee.within(total)).instructions()
     assert "Its own rounds cost epsilon = 1 to 2 by agent at delta" in text
-    entries = read(other.save(tmp_path / "it.npz", guarantee=wrong[2]))
+    entries = read(other.save(tmp_path / "it.npz", guarantee=invalid[2]))
     assert entries["epsilon"] == 4.0 and entries["rounds"] == other.config.rounds
     assert gdp.epsilon(mu_of(entries), entries["delta"]) <= 2.5 * (1 + 1e-9)
     Design.load(tmp_path / "it.npz")
@@ -245,9 +249,9 @@ def test_a_file_states_only_a_total_whose_last_phase_it_is(network, tmp_path):
     ],
 )
 def test_what_cannot_be_saved_is_refused(network, changes, labels, message, tmp_path):
-    made = plan.make(make_config(**changes), network)
+    training_plan = plan.make(make_config(**changes), network)
     with pytest.raises(ValueError, match=message):
-        made.save(tmp_path / "it.npz", labels)
+        training_plan.save(tmp_path / "it.npz", labels)
     assert not list(tmp_path.iterdir())
     with pytest.raises(ValueError, match="entries has 'covariance'"):
         plan.make(make_config(), network).design.save(tmp_path / "x", entries={"covariance": 1})

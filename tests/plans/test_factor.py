@@ -17,11 +17,11 @@ NETWORKS = {
 KINDS = ("independent", "pairwise", "whisper", "whisper_horizon")
 
 
-def exact_diagonal(made):
+def exact_diagonal(result):
     """Diagonal of (F F')^-1 by the cofactors of F F' in rational arithmetic; n is 2 or 3."""
     from fractions import Fraction
 
-    rows = [[Fraction(float(x)) for x in row] for row in made]
+    rows = [[Fraction(float(x)) for x in row] for row in result]
     n = len(rows)
     matrix = [[sum(a * b for a, b in zip(x, y, strict=True)) for y in rows] for x in rows]
 
@@ -31,10 +31,10 @@ def exact_diagonal(made):
         minors = ([row[:j] + row[j + 1 :] for row in m[1:]] for j in range(len(m)))
         return sum((-1) ** j * m[0][j] * determinant(minor) for j, minor in enumerate(minors))
 
-    whole = determinant(matrix)
+    complete = determinant(matrix)
     rest = [[[x for j, x in enumerate(row) if j != i] for k, row in enumerate(matrix) if k != i]
             for i in range(n)]  # fmt: skip
-    return [determinant(minor) / whole for minor in rest]
+    return [determinant(minor) / complete for minor in rest]
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,14 @@ def test_no_budget_is_refused_and_none_is_exceeded(network, kind):
     rng = np.random.default_rng(7)
     broken = 0
     for bound in 10.0 ** rng.uniform(-6, 6, 150):
-        wanted = base.covariance / bound
-        made = noise._rounded(wanted, np.asarray(bound))
-        assert made.dtype == np.float32
-        assert max(exact_diagonal(made)) <= bound
-        wide = made.astype(np.float64)
-        gained = matrix @ (wide @ wide.T - wanted) @ matrix.T
-        assert np.trace(gained) <= 1e-6 * np.trace(matrix @ wanted @ matrix.T)
-        nearest = np.linalg.cholesky(wanted).astype(np.float32)
+        expected = base.covariance / bound
+        result = noise._rounded(expected, np.asarray(bound))
+        assert result.dtype == np.float32
+        assert max(exact_diagonal(result)) <= bound
+        wide = result.astype(np.float64)
+        gained = matrix @ (wide @ wide.T - expected) @ matrix.T
+        assert np.trace(gained) <= 1e-6 * np.trace(matrix @ expected @ matrix.T)
+        nearest = np.linalg.cholesky(expected).astype(np.float32)
         broken += max(exact_diagonal(nearest)) > bound
     # Rounding to nearest, which nobody has checked, exceeds the bound about every other time.
     assert broken > 15
@@ -77,17 +77,17 @@ def test_plans_of_ordinary_budgets(agents):
 
 
 def test_what_float32_cannot_hold_is_refused():
-    for wanted in (np.diag([1.0, 1e-90]), np.full((2, 2), 1.0), 1e90 * np.eye(2)):
+    for expected in (np.diag([1.0, 1e-90]), np.full((2, 2), 1.0), 1e90 * np.eye(2)):
         with pytest.raises(ValueError, match="float32"):
-            noise._rounded(wanted, np.asarray(1e-89))
+            noise._rounded(expected, np.asarray(1e-89))
 
 
 def test_runs_without_correlation_multiply_no_matrix(network):
     """All plans diagonal: diagonals; one that is not, and they stay matrices."""
     plans = [plan.make(make_config(design=d), network) for d in ("independent", "whisper")]
     bare = plan.make(make_config(design="non_private"), network)
-    alone = inputs.stacked_arrays((bare, plans[0]), None, plans[0].privatizer)["factor"]
-    np.testing.assert_array_equal(alone[1], np.diag(plans[0].factor))
-    assert alone.shape == (2, 6) and not alone[0].any()
-    both = inputs.stacked_arrays(tuple(plans), None, plans[0].privatizer)["factor"]
-    assert both.shape == (2, 6, 6)
+    single = inputs.stacked_arrays((bare, plans[0]), None, plans[0].privatizer)["factor"]
+    np.testing.assert_array_equal(single[1], np.diag(plans[0].factor))
+    assert single.shape == (2, 6) and not single[0].any()
+    pair = inputs.stacked_arrays(tuple(plans), None, plans[0].privatizer)["factor"]
+    assert pair.shape == (2, 6, 6)

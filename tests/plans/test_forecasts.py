@@ -33,76 +33,81 @@ UNITS = [
 ]
 
 
-def steps_of(made):
+def steps_of(result):
     """[T] step sizes of a plan."""
-    config = made.config
+    config = result.config
     decay = np.sqrt(np.arange(1, config.rounds + 1)) if config.optimizer.decay == "sqrt" else 1.0
     return np.broadcast_to(config.optimizer.step_size / decay, (config.rounds,))
 
 
-def rounds_of(made, added):
+def rounds_of(result, added):
     """The average of the models after X <- W (X - eta added_t / B) in every round, from zero."""
-    schedule = made.mixing if made.mixing.ndim == 3 else made.mixing[None]
-    divisor = made.config.sampler.batch_size if made.config.protect.unit == "record" else 1
+    schedule = result.mixing if result.mixing.ndim == 3 else result.mixing[None]
+    divisor = result.config.sampler.batch_size if result.config.protect.unit == "record" else 1
     models = np.zeros(added.shape[1:])
-    for t, step in enumerate(steps_of(made)):
+    for t, step in enumerate(steps_of(result)):
         models = schedule[t % len(schedule)] @ (models - step * added[t] / divisor)
     return models.mean(axis=0)
 
 
-def simulated(made, coordinates=4000, filled=None):
+def simulated(result, coordinates=4000, filled=None):
     """Noise in the average model over the largest drift, for one coordinate, by doing both."""
-    n, rounds = made.agents, made.config.rounds
+    n = result.agents
+    rounds = result.config.rounds
     normals = np.random.default_rng(0).normal(size=(rounds, n * coordinates))
-    if made.strategy is not None:
-        normals = np.linalg.solve(made.applied_strategy, normals)
-    added = np.einsum("ij,tjd->tid", made.factor, normals.reshape(rounds, n, coordinates))
-    records = made.config.sampler.batch_size if made.config.protect.unit == "record" else 1
-    full = np.ones((rounds, n, 1)) if filled is None else filled[..., None]
-    drift = rounds_of(made, made.config.protect.clip_norm * records * full)
-    return np.sqrt(np.mean(rounds_of(made, added) ** 2)) / abs(drift[0])
+    if result.strategy is not None:
+        normals = np.linalg.solve(result.applied_strategy, normals)
+    added = np.einsum("ij,tjd->tid", result.factor, normals.reshape(rounds, n, coordinates))
+    records = result.config.sampler.batch_size if result.config.protect.unit == "record" else 1
+    complete = np.ones((rounds, n, 1)) if filled is None else filled[..., None]
+    drift = rounds_of(result, result.config.protect.clip_norm * records * complete)
+    return np.sqrt(np.mean(rounds_of(result, added) ** 2)) / abs(drift[0])
 
 
 @pytest.mark.parametrize(("name", "unit"), diagonal(PRIVATE, UNITS))
 def test_the_ratio_is_what_noise_and_full_steps_do(network, name, unit):
-    made = plan.make(make_config(design=name, **unit), network)
-    found = made.forecast(2500)
-    assert found.ratio == pytest.approx(50 * simulated(made), rel=0.05)
+    training_plan = plan.make(make_config(design=name, **unit), network)
+    result = training_plan.forecast(2500)
+    assert result.ratio == pytest.approx(50 * simulated(training_plan), rel=0.05)
     # No design goes below the floor, and none whose agents draw apart below theirs.
-    assert found.floor <= found.ratio * (1 + 1e-6)
-    if found.independent:
-        assert 50 * found.apart_rate <= found.ratio * (1 + 1e-6)
-    assert found.independent == (
+    assert result.floor <= result.ratio * (1 + 1e-6)
+    if result.independent:
+        assert 50 * result.apart_rate <= result.ratio * (1 + 1e-6)
+    assert result.independent == (
         name not in ("pairwise", "whisper", "whisper_horizon", "spacetime")
     )
 
 
 def test_the_floors_are_the_closed_forms(network):
-    n, mu = len(network), float(gdp.mu(8.0, 1e-5))
+    n = len(network)
+    mu = float(gdp.mu(8.0, 1e-5))
     for times, changes, units in [
         (2, {"relation": "replace_agent"}, n),
         (2, {"relation": "replace_record"}, n * 4),
         (1, {"relation": "zero_out_record"}, n * 4),
         (2, {"relation": "replace_record", "participation": (4, 5)}, n * 20),
     ]:
-        made = plan.make(make_config(design="independent", **changes), network)
-        found = made.forecast(900)
-        assert found.floor == pytest.approx(times * 30 / (units * mu), rel=1e-6)
-        assert 30 * found.apart_rate == pytest.approx(found.floor * np.sqrt(n), rel=1e-9)
+        training_plan = plan.make(make_config(design="independent", **changes), network)
+        result = training_plan.forecast(900)
+        assert result.floor == pytest.approx(times * 30 / (units * mu), rel=1e-6)
+        assert 30 * result.apart_rate == pytest.approx(result.floor * np.sqrt(n), rel=1e-9)
         if "participation" not in changes:
             # Fresh independent noise attains what drawing apart allows; clip norm and T are gone.
-            assert found.ratio == pytest.approx(30 * found.apart_rate, rel=1e-6)
+            assert result.ratio == pytest.approx(30 * result.apart_rate, rel=1e-6)
             free = changes | {"clip_norm": 3.0, "rounds": 7, "step_size": 9.0}
             other = make_config(design="independent", **free)
             assert plan.make(other, network).forecast(900).ratio == pytest.approx(
-                found.ratio, rel=1e-6
+                result.ratio, rel=1e-6
             )
 
 
 def test_no_covariance_strategy_mixing_or_step_goes_below_the_floor():
     """The exact loss of equal shifts, which is the least that mu can be, for random mechanisms."""
-    rng, n, rounds = np.random.default_rng(0), 5, 6
-    nearest, nearest_apart = np.inf, np.inf
+    rng = np.random.default_rng(0)
+    n = 5
+    rounds = 6
+    nearest = np.inf
+    nearest_apart = np.inf
     for trial in range(400):
         apart = trial % 2 == 0
         factor = np.diag(rng.uniform(0.1, 3, n)) if apart else rng.normal(size=(n, n))
@@ -118,25 +123,25 @@ def test_no_covariance_strategy_mixing_or_step_goes_below_the_floor():
         mu = 2 * 0.7 * np.sqrt(over_rounds * over_agents)
         reach = forecast.weights(matrix, rounds)
         np.testing.assert_allclose(reach.sum(axis=1), 1)
-        found = forecast.forecast(
+        result = forecast.forecast(
             9, factor=factor, reach=reach, step_sizes=rng.uniform(0.1, 1, rounds),
             patterns=(epochs, separation), clip_norm=0.7, relation="replace_record", batch_size=3,
             mu=mu.max(), delta=1e-5, strategy=strategy, budgets=mu,
         )  # fmt: skip
-        assert found.ratio >= found.floor * (1 - 1e-9) and found.independent == apart
-        nearest = min(nearest, found.ratio / found.floor)
+        assert result.ratio >= result.floor * (1 - 1e-9) and result.independent == apart
+        nearest = min(nearest, result.ratio / result.floor)
         if apart:
-            assert 3 * found.apart_rate <= found.ratio * (1 + 1e-9)
-            nearest_apart = min(nearest_apart, found.ratio / (3 * found.apart_rate))
+            assert 3 * result.apart_rate <= result.ratio * (1 + 1e-9)
+            nearest_apart = min(nearest_apart, result.ratio / (3 * result.apart_rate))
     # Not far below either: bounds half again as large would have failed.
     assert nearest < 1.5 and nearest_apart < 1.5
 
 
 def test_the_floor_is_reached_by_noise_that_cancels_on_the_complete_graph():
     matrix = mixing.metropolis_hastings(graphs.complete(10))
-    found = plan.make(make_config(design="whisper", rounds=5), matrix).forecast(100)
-    assert found.floor <= found.ratio <= 1.1 * found.floor
-    assert found.ratio < 0.4 * 10 * found.apart_rate
+    result = plan.make(make_config(design="whisper", rounds=5), matrix).forecast(100)
+    assert result.floor <= result.ratio <= 1.1 * result.floor
+    assert result.ratio < 0.4 * 10 * result.apart_rate
 
 
 @pytest.mark.parametrize("name", ["whisper_horizon", "mafalda"])
@@ -144,16 +149,16 @@ def test_row_stochastic_weights_and_schedules_reach_unevenly(name):
     star = mixing.uniform_neighbors(graphs.star(6))
     other = mixing.uniform_neighbors(nx.path_graph(6))
     for matrix in (star, np.stack([star, other])):
-        made = plan.make(make_config(design=name, rounds=8), matrix)
-        assert made.forecast(1).ratio == pytest.approx(simulated(made), rel=0.05)
+        training_plan = plan.make(make_config(design=name, rounds=8), matrix)
+        assert training_plan.forecast(1).ratio == pytest.approx(simulated(training_plan), rel=0.05)
         # A broken twin takes 1/n for everybody.
         even = forecast.forecast(
-            1, factor=made.factor, reach=np.full((1, 6), 1 / 6), step_sizes=np.ones(8),
+            1, factor=training_plan.factor, reach=np.full((1, 6), 1 / 6), step_sizes=np.ones(8),
             patterns=(8, 1), clip_norm=0.5, relation="replace_agent", batch_size=4,
-            mu=made.guarantee.mu, delta=1e-5, strategy=made.strategy,
+            mu=training_plan.guarantee.mu, delta=1e-5, strategy=training_plan.strategy,
         )  # fmt: skip
-        assert not even.ratio == pytest.approx(simulated(made), rel=0.05)
-        assert made.forecast(1).ratio >= made.forecast(1).floor
+        assert not even.ratio == pytest.approx(simulated(training_plan), rel=0.05)
+        assert training_plan.forecast(1).ratio >= training_plan.forecast(1).floor
 
 
 @pytest.mark.mutant
@@ -168,68 +173,76 @@ def test_row_stochastic_weights_and_schedules_reach_unevenly(name):
 )
 def test_a_forecast_that_forgets_a_part_is_caught(network, broken, design):
     config = make_config(design=design, relation="replace_record", step_decay="sqrt")
-    made = plan.make(config, network)
+    training_plan = plan.make(config, network)
     if "factor" in broken:
-        broken = {"factor": np.diag(np.sqrt(np.diag(made.covariance())))}
-    given = dict(
-        factor=made.factor, reach=np.full((1, 6), 1 / 6), step_sizes=steps_of(made),
-        patterns=(20, 1), clip_norm=0.5, relation="replace_record", batch_size=4,
-        mu=made.guarantee.mu, delta=1e-5, strategy=made.strategy,
+        broken = {"factor": np.diag(np.sqrt(np.diag(training_plan.covariance())))}
+    options = dict(
+        factor=training_plan.factor, reach=np.full((1, 6), 1 / 6),
+        step_sizes=steps_of(training_plan), patterns=(20, 1), clip_norm=0.5,
+        relation="replace_record", batch_size=4, mu=training_plan.guarantee.mu,
+        delta=1e-5, strategy=training_plan.strategy,
     )  # fmt: skip
-    assert forecast.forecast(1, **given).ratio == pytest.approx(simulated(made), rel=0.05)
-    assert not forecast.forecast(1, **(given | broken)).ratio == pytest.approx(
-        simulated(made), rel=0.05
+    assert forecast.forecast(1, **options).ratio == pytest.approx(
+        simulated(training_plan), rel=0.05
+    )
+    assert not forecast.forecast(1, **(options | broken)).ratio == pytest.approx(
+        simulated(training_plan), rel=0.05
     )
 
 
 def test_budgets_of_each_agent_count(network):
-    made = plan.make(make_config(design="independent", epsilon=(1.0, 4, 4, 8, 8, 16)), network)
-    found = made.forecast(400)
-    assert found.ratio == pytest.approx(20 * simulated(made), rel=0.05)
-    assert found.floor == pytest.approx(2 * 20 / (6 * gdp.mu(1.0, 1e-5)), rel=1e-6)
-    assert found.ratio == pytest.approx(20 * found.apart_rate, rel=1e-6)
+    training_plan = plan.make(
+        make_config(design="independent", epsilon=(1.0, 4, 4, 8, 8, 16)), network
+    )
+    result = training_plan.forecast(400)
+    assert result.ratio == pytest.approx(20 * simulated(training_plan), rel=0.05)
+    assert result.floor == pytest.approx(2 * 20 / (6 * gdp.mu(1.0, 1e-5)), rel=1e-6)
+    assert result.ratio == pytest.approx(20 * result.apart_rate, rel=1e-6)
 
 
 def test_padding_lowers_the_drift(network):
     counts = np.array([20, 20, 20, 7, 3, 11])
     config = make_config(design="mafalda", relation="replace_record", participation=(4, 5))
-    made = plan.make(config, network)
+    training_plan = plan.make(config, network)
     rounds = np.arange(20)[:, None] % 5
     filled = np.array([[sum(r % 5 == t for r in range(c)) / 4 for c in counts] for (t,) in rounds])
-    found = made.forecast(1, counts=counts)
-    assert found.ratio == pytest.approx(simulated(made, filled=filled), rel=0.05)
-    assert found.ratio > 1.4 * made.forecast(1).ratio
+    result = training_plan.forecast(1, counts=counts)
+    assert result.ratio == pytest.approx(simulated(training_plan, filled=filled), rel=0.05)
+    assert result.ratio > 1.4 * training_plan.forecast(1).ratio
     with pytest.raises(ValueError, match="counts has 2 entries for 6 agents"):
-        made.forecast(1, counts=[1, 2])
+        training_plan.forecast(1, counts=[1, 2])
 
 
 def test_a_forecast_takes_the_counts_that_the_plan_knows(network):
     """One large agent makes the places of a full batch, of which the others fill few."""
     counts = np.array([400, 20, 20, 20, 20, 20])
     config = make_config(relation="zero_out_record", sampler=samplers.Full())
-    made = plan.make(config, network, counts=counts)
-    full = made.forecast(20_000, counts=np.full(6, 400))
-    found = made.forecast(20_000)
-    assert (full.level, found.level) == ("learns", "poor")
-    assert found.ratio == pytest.approx(full.ratio * 2400 / 500)
-    assert f"noise allows for {found.affords():,.0f} parameters" in repr(made)
-    assert made.forecast(1).affords() < full.affords() / 20
+    training_plan = plan.make(config, network, counts=counts)
+    complete = training_plan.forecast(20_000, counts=np.full(6, 400))
+    result = training_plan.forecast(20_000)
+    assert (complete.level, result.level) == ("learns", "poor")
+    assert result.ratio == pytest.approx(complete.ratio * 2400 / 500)
+    assert f"noise allows for {result.affords():,.0f} parameters" in repr(training_plan)
+    assert training_plan.forecast(1).affords() < complete.affords() / 20
 
 
-def spread_of(made, steps=1):
+def spread_of(result, steps=1):
     """Root mean square of the models' noise around their average, from the dense map of all noise.
 
     In units of the largest drift of one agent's clipped gradient.
     """
-    n, rounds, schedule = made.agents, made.config.rounds, np.atleast_3d(made.mixing.T).T
-    reach, effect = np.eye(n) - 1 / n, np.empty((rounds, n, n))
+    n = result.agents
+    rounds = result.config.rounds
+    schedule = np.atleast_3d(result.mixing.T).T
+    reach = np.eye(n) - 1 / n
+    effect = np.empty((rounds, n, n))
     for t in range(rounds - 1, -1, -1):
         reach = reach @ np.linalg.matrix_power(schedule[t % len(schedule)], steps)
-        effect[t] = steps_of(made)[t] * reach @ made.factor
-    if made.strategy is not None:
-        inverse = np.linalg.inv(made.strategy)
+        effect[t] = steps_of(result)[t] * reach @ result.factor
+    if result.strategy is not None:
+        inverse = np.linalg.inv(result.strategy)
         effect = np.einsum("tij,ts->sij", effect, inverse)
-    drift = made.config.protect.clip_norm * steps_of(made).sum()
+    drift = result.config.protect.clip_norm * steps_of(result).sum()
     return np.sqrt((effect**2).sum() / n) / drift
 
 
@@ -248,12 +261,14 @@ def test_the_disagreement_is_that_of_the_dense_map(network, matrix, changes):
     star = mixing.uniform_neighbors(graphs.star(6))
     other = mixing.uniform_neighbors(nx.path_graph(6))
     matrix = {"star": star, "schedule": np.stack([star, other])}.get(matrix, network)
-    made = plan.make(make_config(**changes), matrix)
+    training_plan = plan.make(make_config(**changes), matrix)
     steps = changes["method"].gossip_steps if "method" in changes else 1
-    exact = spread_of(made, steps)
-    assert made.forecast(100).disagreement == pytest.approx(10 * exact, rel=0.06)
+    exact = spread_of(training_plan, steps)
+    assert training_plan.forecast(100).disagreement == pytest.approx(10 * exact, rel=0.06)
     # Copies that forget a step of gossip or the strategy would be seen.
-    assert not made.forecast(1).disagreement == pytest.approx(spread_of(made, steps + 1), rel=0.06)
+    assert not training_plan.forecast(1).disagreement == pytest.approx(
+        spread_of(training_plan, steps + 1), rel=0.06
+    )
 
 
 @pytest.mark.slow
@@ -261,53 +276,55 @@ def test_the_disagreement_is_that_of_the_dense_map(network, matrix, changes):
 def test_agents_who_mix_slowly_disagree_and_the_verdict_says_so(form):
     """A ring of 300, whose average would learn: by the average alone it "learns"."""
     ring = mixing.metropolis_hastings(graphs.ring(300), sparse=form == "sparse")
-    made = plan.make(make_config(design="independent", epsilon=8.0, rounds=30), ring)
-    found = made.forecast(30)
-    assert found.ratio < found.good < found.disagreement and found.level == "poor"
-    dense = plan.make(made.config, mixing.metropolis_hastings(graphs.ring(300)))
-    assert found.disagreement == pytest.approx(np.sqrt(30) * spread_of(dense), rel=0.06)
-    text = found.statement()
-    assert f"in agents' own models, it is {found.disagreement:.2g}. Expect it to learn poor" in text
+    training_plan = plan.make(make_config(design="independent", epsilon=8.0, rounds=30), ring)
+    result = training_plan.forecast(30)
+    assert result.ratio < result.good < result.disagreement and result.level == "poor"
+    dense = plan.make(training_plan.config, mixing.metropolis_hastings(graphs.ring(300)))
+    assert result.disagreement == pytest.approx(np.sqrt(30) * spread_of(dense), rel=0.06)
+    text = result.statement()
+    assert (
+        f"in agents' own models, it is {result.disagreement:.2g}. Expect it to learn poor" in text
+    )
     assert "DSGD(gossip_steps=...)" in text and "agents in place of" not in text
-    assert f"({found.disagreement:.2g} between agents)" in found.caption()
+    assert f"({result.disagreement:.2g} between agents)" in result.caption()
     # What is said to help is counted with the disagreement.
-    assert made.forecast(int(found.affords())).level == "learns"
-    assert made.forecast(int(found.affords()) + 1).level == "poor"
-    mixed = dataclasses.replace(made.config, method=DSGD(gossip_steps=200))
+    assert training_plan.forecast(int(result.affords())).level == "learns"
+    assert training_plan.forecast(int(result.affords()) + 1).level == "poor"
+    mixed = dataclasses.replace(training_plan.config, method=DSGD(gossip_steps=200))
     assert plan.make(mixed, ring).forecast(30).level == "learns"
 
 
 def test_a_run_s_models_are_as_far_apart_as_forecast(network):
-    made = plan.make(make_config(design="pairwise", epsilon=60.0, step_size=1.0), network)
+    training_plan = plan.make(make_config(design="pairwise", epsilon=60.0, step_size=1.0), network)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", statements.HopelessWarning)
-        models = run(made, flat_problem(6, 0.0), seeds=[0]).params[0, 0]
+        models = run(training_plan, flat_problem(6, 0.0), seeds=[0]).params[0, 0]
     apart = np.linalg.norm(models - models.mean(axis=0)) / np.sqrt(6)
-    drift = made.config.protect.clip_norm * made.config.rounds
-    assert made.forecast(3000).disagreement == pytest.approx(apart / drift, rel=0.06)
+    drift = training_plan.config.protect.clip_norm * training_plan.config.rounds
+    assert training_plan.forecast(3000).disagreement == pytest.approx(apart / drift, rel=0.06)
 
 
 def test_polynomials_of_any_number_of_agents_have_a_forecast(monkeypatch):
     ring = mixing.metropolis_hastings(graphs.ring(60), sparse=True)
     config = make_config(noise=noise.Polynomial(horizon="run"))
-    made = plan.make(config, ring)
-    given = dict(
+    training_plan = plan.make(config, ring)
+    options = dict(
         reach=np.full((1, 60), 1 / 60), step_sizes=np.ones(20), patterns=(20, 1), clip_norm=0.5,
-        relation="replace_agent", batch_size=4, mu=made.guarantee.mu, delta=1e-5,
+        relation="replace_agent", batch_size=4, mu=training_plan.guarantee.mu, delta=1e-5,
     )  # fmt: skip
-    dense = forecast.forecast(1, factor=made.factor, **given)
-    exact = spread_of(retargeted(made, mixing=made.mixing.toarray()))
+    dense = forecast.forecast(1, factor=training_plan.factor, **options)
+    exact = spread_of(retargeted(training_plan, mixing=training_plan.mixing.toarray()))
     monkeypatch.setattr("dpjax.plans.polynomial._DENSE", 9)
     large = plan.make(config, ring)
-    found = large.forecast(1)
-    assert found.ratio == pytest.approx(dense.ratio, rel=1e-5)
-    assert found.disagreement == pytest.approx(exact, rel=0.06)
-    assert not found.independent and found.ratio >= found.floor
+    result = large.forecast(1)
+    assert result.ratio == pytest.approx(dense.ratio, rel=1e-5)
+    assert result.disagreement == pytest.approx(exact, rel=0.06)
+    assert not result.independent and result.ratio >= result.floor
 
 
 def test_a_statement_says_what_a_rare_class_has(network):
-    found = plan.make(make_config(), network).forecast(100)
-    assert f"for it the ratio is {10 * found.ratio:.2g}." in found.statement()
+    result = plan.make(make_config(), network).forecast(100)
+    assert f"for it the ratio is {10 * result.ratio:.2g}." in result.statement()
 
 
 def flat_problem(agents, slope, size=3000):
@@ -342,53 +359,56 @@ def test_a_run_has_the_noise_and_the_drift_of_its_forecast(network, relation):
 def test_what_would_help_does(network):
     horizon = dict(design="whisper_horizon", epsilon=16.0)
     config = make_config(**horizon)
-    found = plan.make(config, network).forecast(5000)
-    assert found.level == "hopeless" and found.ratio > forecast.HOPELESS["agent"]
-    smaller = plan.make(config, network).forecast(int(found.affords()))
-    assert 0.9 * found.good < smaller.ratio <= found.good and smaller.level == "learns"
-    assert plan.make(config, network).forecast(int(found.affords()) + 1).ratio > found.good
-    richer = make_config(**horizon | {"epsilon": found.epsilon()})
-    assert plan.make(richer, network).forecast(5000).ratio == pytest.approx(found.good, rel=1e-6)
-    batch = int(re.findall(r"with batches of (\d+)", found.statement())[0])
+    result = plan.make(config, network).forecast(5000)
+    assert result.level == "hopeless" and result.ratio > forecast.HOPELESS["agent"]
+    smaller = plan.make(config, network).forecast(int(result.affords()))
+    assert 0.9 * result.good < smaller.ratio <= result.good and smaller.level == "learns"
+    assert plan.make(config, network).forecast(int(result.affords()) + 1).ratio > result.good
+    richer = make_config(**horizon | {"epsilon": result.epsilon()})
+    assert plan.make(richer, network).forecast(5000).ratio == pytest.approx(result.good, rel=1e-6)
+    batch = int(re.findall(r"with batches of (\d+)", result.statement())[0])
     horizon["relation"] = "replace_record"
     records = make_config(**horizon, batch_size=batch)
-    least = plan.make(records, network).forecast(5000)
-    assert least.level == "learns" and least.ratio > 0.9 * least.good
+    minimum = plan.make(records, network).forecast(5000)
+    assert minimum.level == "learns" and minimum.ratio > 0.9 * minimum.good
     small = plan.make(make_config(**horizon, batch_size=1), network).forecast(5000)
     (needed,) = re.findall(r"batches of (\d+) in place of 1", small.statement())
     assert int(needed) == batch
-    alone = plan.make(config.using(noise.Independent()), network).forecast(500)
-    ring = mixing.metropolis_hastings(graphs.ring(alone.agents_needed(2.0)))
-    more = plan.make(config.using(noise.Independent()), ring).forecast(500)
-    assert more.ratio == pytest.approx(2.0, rel=0.02)
-    text = found.statement()
-    assert f"{found.affords():,.0f} parameters" in text and f"{found.epsilon():,.0f}" in text
-    assert f"{found.agents_needed():,} agents" in text
-    assert "whisper_horizon" in alone.statement() and "whisper_horizon" not in text
+    single = plan.make(config.using(noise.Independent()), network).forecast(500)
+    ring = mixing.metropolis_hastings(graphs.ring(single.agents_needed(2.0)))
+    extra = plan.make(config.using(noise.Independent()), ring).forecast(500)
+    assert extra.ratio == pytest.approx(2.0, rel=0.02)
+    text = result.statement()
+    assert f"{result.affords():,.0f} parameters" in text and f"{result.epsilon():,.0f}" in text
+    assert f"{result.agents_needed():,} agents" in text
+    assert "whisper_horizon" in single.statement() and "whisper_horizon" not in text
 
 
 @pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
 def test_poorly_says_between_what(network, relation):
     """A class over a factor of ten: its ends."""
-    made = plan.make(make_config(relation=relation, epsilon=100.0), network)
-    one = made.forecast(1)
-    low, high = forecast.GOOD[one.unit], forecast.HOPELESS[one.unit]
-    found = made.forecast(round((low * high) / one.rate**2))
-    assert found.level == "poor" and low < found.ratio < high
-    assert f"From {low:g} to {high:g} a model keeps" in found.statement()
+    training_plan = plan.make(make_config(relation=relation, epsilon=100.0), network)
+    single = training_plan.forecast(1)
+    low = forecast.GOOD[single.unit]
+    high = forecast.HOPELESS[single.unit]
+    result = training_plan.forecast(round((low * high) / single.rate**2))
+    assert result.level == "poor" and low < result.ratio < high
+    assert f"From {low:g} to {high:g} a model keeps" in result.statement()
     for ratio in (low / 2, high * 2):
-        found = made.forecast(max(1, round((ratio / one.rate) ** 2)))
-        assert found.level != "poor" and "a model keeps" not in found.statement()
+        result = training_plan.forecast(max(1, round((ratio / single.rate) ** 2)))
+        assert result.level != "poor" and "a model keeps" not in result.statement()
 
 
 def test_a_plan_tells_the_model_that_it_affords(network):
-    made = plan.make(make_config(design="whisper_horizon"), network)
-    assert f"noise allows for {made.forecast(7).affords():,.0f} parameters" in repr(made)
+    training_plan = plan.make(make_config(design="whisper_horizon"), network)
+    assert f"noise allows for {training_plan.forecast(7).affords():,.0f} parameters" in repr(
+        training_plan
+    )
     none = plan.make(make_config(design="non_private"), network)
     assert "parameters" not in repr(none)
     assert none.forecast(5).ratio == 0 and none.forecast(5).caption() == "no noise"
     with pytest.raises(ValueError, match="parameters is 0"):
-        made.forecast(0)
+        training_plan.forecast(0)
 
 
 def test_a_hopeless_run_warns_before_it_starts_and_others_do_not(network, capsys):
@@ -418,12 +438,12 @@ def test_what_noise_by_schedule_lacks_is_told_in_short(network, tmp_path):
         protect=protect.Protect("replace_agent", 1.0, norm="l1"), sampler=samplers.Random(1),
         optimizer=Sgd(0.1, decay=scales), rounds=400,
     )  # fmt: skip
-    made = plan.make(config, network)
+    training_plan = plan.make(config, network)
     assumed = protect.Protect("replace_agent", norm="l1", gradient_gap=0.5)
-    wrong = [
-        ("noise is ScheduledLaplace, of which no forecast", lambda: made.forecast(5)),
-        ("noise is ScheduledLaplace, which no one factor says", lambda: made.factor),
-        ("plan is laplace.*, .*write noise.scales", lambda: made.save(tmp_path / "x")),
+    faults = [
+        ("noise is ScheduledLaplace, of which no forecast", lambda: training_plan.forecast(5)),
+        ("noise is ScheduledLaplace, which no one factor says", lambda: training_plan.factor),
+        ("plan is laplace.*, .*write noise.scales", lambda: training_plan.save(tmp_path / "x")),
         (
             "gradient_gap is 0.5, of which no forecast",
             lambda: plan.make(
@@ -432,7 +452,7 @@ def test_what_noise_by_schedule_lacks_is_told_in_short(network, tmp_path):
         ),
         (
             "noise is NoneType for a config with noise ScheduledLaplace",
-            lambda: dataclasses.replace(made, noise=None),
+            lambda: dataclasses.replace(training_plan, noise=None),
         ),
         (
             "optimizer is Sgd.*does not join",
@@ -443,9 +463,9 @@ def test_what_noise_by_schedule_lacks_is_told_in_short(network, tmp_path):
             ),
         ),
     ]  # fmt: skip
-    for said, asked in wrong:
-        with pytest.raises(ValueError, match=said) as refused:
-            asked()
+    for text, request in faults:
+        with pytest.raises(ValueError, match=text) as refused:
+            request()
         assert len(str(refused.value)) < 600
     assert not list(tmp_path.iterdir())
 
@@ -467,11 +487,11 @@ def test_a_plan_names_the_round_from_which_float32_loses_its_noise(network):
     assert 1 < first < 40 and f"; from round {first} on its scale is below 1.2e-7" in repr(halved)
     # One round before, noise of this scale still moves most numbers of size 1; then ever fewer.
     draws = np.random.default_rng(0).laplace(size=4000).astype(np.float32)
-    kept = [
+    selection = [
         np.mean(np.float32(1) + draws * scale != 1)
         for scale in halved.noise.scales[[first - 2, -1]]
     ]
-    assert kept[0] > 0.6 and kept[1] < 0.01
+    assert selection[0] > 0.6 and selection[1] < 0.01
     constant = line((1.0,) * 40)
     assert constant.noise.scales.min() > 2.0**-23 and "below" not in repr(constant)
 
@@ -479,10 +499,10 @@ def test_a_plan_names_the_round_from_which_float32_loses_its_noise(network):
 def test_a_remedy_that_is_not_enough_alone_says_so():
     """Agents who agree still have the average's noise; shared noise may be a part of the way."""
     matrix = mixing.metropolis_hastings(graphs.ring(50))
-    made = plan.make(
+    training_plan = plan.make(
         make_config(design="whisper_horizon", epsilon=4.0, rounds=200, clip_norm=1.0), matrix
     )
-    expected = made.forecast(5000)
+    expected = training_plan.forecast(5000)
     assert expected.disagreement > expected.ratio > expected.good
     (line,) = [line for line in expected.statement().splitlines() if "more gossip" in line]
     assert f"about {expected.agents_needed():,} agents in place of 50, and more gossip" in line
@@ -504,41 +524,41 @@ def test_larger_batches_take_no_more_records_than_agents_have(network, kind):
         config = make_config(design="independent", relation=relation, rounds=20, sampler=sampler)
         return plan.make(config, network, counts=np.full(6, 40 * times))
 
-    made = build(1, 4)
-    found = made.forecast(400_000)
-    (line,) = [line for line in found.statement().splitlines() if "- batches of" in line]
+    outcome = build(1, 4)
+    result = outcome.forecast(400_000)
+    (line,) = [line for line in result.statement().splitlines() if "- batches of" in line]
     pattern = (
         r"batches of ([\d,]+) in place of \d+; these take about ([\d,.]+) times as many records"
     )
-    least, factor = re.search(pattern, line).groups()
+    minimum, factor = re.search(pattern, line).groups()
     times = math.ceil(float(factor.replace(",", "")) * 1.05)
-    assert build(times, times * 40).forecast(400_000).ratio <= found.good
+    assert build(times, times * 40).forecast(400_000).ratio <= result.good
     fewer = max(1, times // 2)
-    assert build(fewer, fewer * 40).forecast(400_000).ratio > found.good
+    assert build(fewer, fewer * 40).forecast(400_000).ratio > result.good
     assert ("of the smallest agent, reach" in line) == (kind == "random")
     if kind == "random":
         (reached,) = re.findall(r"batches of 40, .* reach ([\d.]+)", line)
         assert build(1, 40).forecast(400_000).ratio == pytest.approx(float(reached), rel=0.05)
     # What its records fill needs no more of them.
-    small = made.forecast(int(made.forecast(1).affords()) * 2)
+    small = outcome.forecast(int(outcome.forecast(1).affords()) * 2)
     assert ("times as many records" in small.statement()) == (kind != "random")
 
 
 def test_records_in_place_of_agents_have_batches_of_the_records_that_there_are(network):
     config = make_config(design="independent")
-    made = plan.make(config, network, counts=np.full(6, 7))
-    found = made.forecast(5000)
-    text = found.statement()
-    assert f"batches of 7, all records of the smallest agent, reach {found.ratio / 7:.2g})" in text
+    training_plan = plan.make(config, network, counts=np.full(6, 7))
+    result = training_plan.forecast(5000)
+    text = result.statement()
+    assert f"batches of 7, all records of the smallest agent, reach {result.ratio / 7:.2g})" in text
     unknown = plan.make(config, network).forecast(5000).statement()
     assert "with batches of" in unknown and "as many records" not in unknown
 
 
 def test_a_remedy_that_is_none_is_not_listed(network):
     """No model is small enough; an epsilon above 20 is vacuous; numbers have no exponents."""
-    made = plan.make(make_config(design="independent", epsilon=0.5), network)
-    text = made.forecast(100_000).statement()
-    assert made.forecast(1).affords() == 0
+    training_plan = plan.make(make_config(design="independent", epsilon=0.5), network)
+    text = training_plan.forecast(100_000).statement()
+    assert training_plan.forecast(1).affords() == 0
     assert "smaller model" not in text and "no model at all" not in text
     assert "at the same delta, which is vacuous" in text and "e+" not in text
     assert "This network" not in text

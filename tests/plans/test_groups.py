@@ -18,16 +18,21 @@ from dpjax.transforms import rounds
 from tests.plans.draws import audit
 from tests.support import make_config
 
-T, SEPARATION, EXPECTED, CLIP, DELTA = 12, 3, 4.0, 0.5, 1e-5
-ONE, COUNTS = np.ones((1, 1)), np.array([60])
+T = 12
+SEPARATION = 3
+EXPECTED = 4.0
+CLIP = 0.5
+DELTA = 1e-5
+ONE = np.ones((1, 1))
+COUNTS = np.array([60])
 
 
 def config(**changes):
-    given = {
+    options = {
         "relation": "zero_out_record", "rounds": T, "clip_norm": CLIP, "epsilon": 2.0,
         "sampler": Poisson(EXPECTED, 8, separation=SEPARATION), "noise": noise.PrefixSum(bands=3),
     }  # fmt: skip
-    return make_config(**(given | changes))
+    return make_config(**(options | changes))
 
 
 @functools.cache
@@ -37,28 +42,31 @@ def made():
 
 def presence(sampler, counts, times):
     """[times, n, m] which records were drawn."""
-    each = jax.vmap(lambda t: sampler.draw(jax.random.fold_in(jax.random.key(5), t), t, counts))
-    rows, padding = map(np.asarray, jax.jit(each)(jnp.arange(times)))
-    found = np.zeros((times, len(counts), max(counts)), int)
+    function = jax.vmap(lambda t: sampler.draw(jax.random.fold_in(jax.random.key(5), t), t, counts))
+    rows, padding = map(np.asarray, jax.jit(function)(jnp.arange(times)))
+    result = np.zeros((times, len(counts), max(counts)), int)
     for t, agent, place in zip(*np.nonzero(~padding), strict=True):
-        found[t, agent, rows[t, agent, place]] += 1
-    return found
+        result[t, agent, rows[t, agent, place]] += 1
+    return result
 
 
 def test_a_record_is_drawn_in_its_groups_rounds_alone_and_at_its_rate():
-    counts, times = np.array([60, 31]), 3000
+    counts = np.array([60, 31])
+    times = 3000
     sampler = Poisson(EXPECTED, 5, records=60, separation=SEPARATION)
-    found, rates = presence(sampler, counts, times), sampler.rates(counts)
+    result = presence(sampler, counts, times)
+    rates = sampler.rates(counts)
     np.testing.assert_allclose(rates, EXPECTED * SEPARATION / counts)
     for agent, count in enumerate(counts):
         for record in range(count):
-            own = found[:, agent, record]
+            own = result[:, agent, record]
             turns = np.arange(times) % SEPARATION == record % SEPARATION
             assert not own[~turns].any()
-            rate, chances = rates[agent], turns.sum()
+            rate = rates[agent]
+            chances = turns.sum()
             deviation = np.sqrt(rate * (1 - rate) / chances)
             assert abs(own[turns].mean() - rate) < 4.5 * deviation
-        assert found[:, agent].sum(1).mean() == pytest.approx(EXPECTED, rel=0.05)
+        assert result[:, agent].sum(1).mean() == pytest.approx(EXPECTED, rel=0.05)
 
 
 @pytest.mark.slow
@@ -67,21 +75,21 @@ def test_the_guarantee_against_another_accountant():
     from dp_accounting import dp_event, pld
     from dp_accounting.privacy_accountant import NeighboringRelation
 
-    one = made()
-    columns = np.linalg.norm(rounds.applied(one.strategy, np.float32), axis=0)
-    ratio = CLIP * columns.max() / float(one.factor[0, 0])
+    single = made()
+    columns = np.linalg.norm(rounds.applied(single.strategy, np.float32), axis=0)
+    ratio = CLIP * columns.max() / float(single.factor[0, 0])
     rate = EXPECTED * SEPARATION / COUNTS[0]
     accountant = pld.PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
     event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(1 / ratio))
-    found = accountant.compose(event, T // SEPARATION).get_epsilon(DELTA)
-    assert 1.99 < found <= 2.0 == one.guarantee.epsilon
-    assert one.guarantee.exact_epsilon == pytest.approx(found, rel=1e-3)
-    loss = one.guarantee.loss
+    result = accountant.compose(event, T // SEPARATION).get_epsilon(DELTA)
+    assert 1.99 < result <= 2.0 == single.guarantee.epsilon
+    assert single.guarantee.exact_epsilon == pytest.approx(result, rel=1e-3)
+    loss = single.guarantee.loss
     assert isinstance(loss, Pld) and loss.phases[0].times == T // SEPARATION
     # It amplifies: the same noise, every record in all rounds of its group.
     mu = np.sqrt(T // SEPARATION) * ratio
     assert loss.unamplified == pytest.approx(mu, rel=1e-5)
-    assert gdp.epsilon(mu, DELTA) > 2 * one.guarantee.epsilon
+    assert gdp.epsilon(mu, DELTA) > 2 * single.guarantee.epsilon
     # All columns have one norm: none is paid for that is not there.
     assert columns.min() > 0.999 * columns.max()
     # The first rounds: as many coins as they hold, rounded up.
@@ -97,9 +105,10 @@ def hockey_stick(centres, weights, epsilon, told=np.zeros_like, cells=700, reach
     axis = np.linspace(-reach, reach, cells)
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1)
     grid[..., 1] -= told(grid[..., 0])
-    density = lambda at: np.exp(-((grid - at) ** 2).sum(-1) / 2) / (2 * np.pi)  # noqa: E731
+    density = lambda position: np.exp(-((grid - position) ** 2).sum(-1) / 2) / (2 * np.pi)  # noqa: E731
     p = sum(w * density(c) for w, c in zip(weights, centres, strict=True))
-    q, area = density(np.zeros(2)), (axis[1] - axis[0]) ** 2
+    q = density(np.zeros(2))
+    area = (axis[1] - axis[0]) ** 2
     ways = (p - np.exp(epsilon) * q, q - np.exp(epsilon) * p)
     return max(np.maximum(way, 0).sum() * area for way in ways)
 
@@ -131,17 +140,18 @@ def test_a_block_of_rounds_is_one_draw_of_its_columns_norm():
     and two draws apart cost less than both together do.
     """
     c = np.array([[1.1, 0.0], [0.8, 1.1]])
-    rate, epsilon = 0.2, 0.3
+    rate = 0.2
+    epsilon = 0.3
     apart = hockey_stick([[0, 0], c[:, 0]], [1 - rate, rate], epsilon)
     norm = np.linalg.norm(c[:, 0])
     assert apart == pytest.approx(one_draw(rate, norm, epsilon), rel=1e-3)
     adaptive = hockey_stick([[0, 0], c[:, 0]], [1 - rate, rate], epsilon, told=np.tanh)
     assert adaptive == pytest.approx(apart, rel=1e-3)
     draws = [(0, 0), (1, 0), (0, 1), (1, 1)]
-    chances = [np.prod([rate if d else 1 - rate for d in each]) for each in draws]
-    joined = hockey_stick([c @ np.array(each) for each in draws], chances, epsilon)
-    orthogonal = hockey_stick([norm * np.array(each) for each in draws], chances, epsilon)
-    assert joined > 1.05 * orthogonal
+    chances = [np.prod([rate if d else 1 - rate for d in draw]) for draw in draws]
+    combined = hockey_stick([c @ np.array(item) for item in draws], chances, epsilon)
+    orthogonal = hockey_stick([norm * np.array(value) for value in draws], chances, epsilon)
+    assert combined > 1.05 * orthogonal
 
 
 @pytest.mark.parametrize(
@@ -164,21 +174,21 @@ def test_what_is_not_covered_is_refused(changes, text):
 
 @pytest.mark.mutant
 def test_understated_plans_are_refused():
-    one = made()
+    first = made()
     wide = sum(np.diag(np.full(T - lag, 0.5**lag), -lag) for lag in range(SEPARATION + 1))
     with pytest.raises(ValueError, match="more than 3 diagonals"):
         plan.make(config(), ONE, counts=COUNTS, strategy=wide)
     with pytest.raises(ValueError, match="guarantee states ratios"):
-        larger = dataclasses.replace(one.noise, strategy=one.strategy * 1.01)
-        dataclasses.replace(one, noise=larger)
+        larger = dataclasses.replace(first.noise, strategy=first.strategy * 1.01)
+        dataclasses.replace(first, noise=larger)
     with pytest.raises(ValueError, match="more than 3 diagonals"):
-        dataclasses.replace(one, noise=dataclasses.replace(one.noise, strategy=wide))
+        dataclasses.replace(first, noise=dataclasses.replace(first.noise, strategy=wide))
     for other in (2, 4):
-        phase = dataclasses.replace(one.guarantee.loss.phases[0], separation=other)
+        phase = dataclasses.replace(first.guarantee.loss.phases[0], separation=other)
         loss = Pld((phase,))
-        said = one.guarantee.replace(other_loss=loss, epsilon=max(2.0, loss.epsilon(DELTA)))
+        text = first.guarantee.replace(other_loss=loss, epsilon=max(2.0, loss.epsilon(DELTA)))
         with pytest.raises(ValueError, match="guarantee.separation is"):
-            dataclasses.replace(one, guarantee=said)
+            dataclasses.replace(first, guarantee=text)
     with pytest.raises(ValueError, match="has 11 records in 3 groups; lower it to 3.66667"):
         plan.make(config(), ONE, counts=[11])
 
@@ -212,9 +222,9 @@ def test_the_record_says_it_and_comes_back():
 def test_sums_are_hidden_by_less_noise_than_without_amplification_or_bands():
     """The noise in the sum of all rounds' answers, at one guarantee."""
 
-    def error(one):
-        inverse = np.eye(T) if one.strategy is None else np.linalg.inv(one.strategy)
-        return float(one.factor[0, 0]) * np.linalg.norm(np.tril(np.ones((T, T))) @ inverse)
+    def error(value):
+        inverse = np.eye(T) if value.strategy is None else np.linalg.inv(value.strategy)
+        return float(value.factor[0, 0]) * np.linalg.norm(np.tril(np.ones((T, T))) @ inverse)
 
     fresh = config(sampler=Poisson(EXPECTED, 8), noise=noise.Independent())
     white = plan.make(fresh, ONE, counts=COUNTS)

@@ -107,9 +107,9 @@ class Encoded(DSGD):
 def test_no_way_around_the_noise(network, method):
     with pytest.raises(ValueError, match="method shows"):
         plan.make(make_config(method=method), network)
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
     with pytest.raises(ValueError, match="method shows"):
-        retargeted(made, config=make_config(method=method))
+        retargeted(training_plan, config=make_config(method=method))
 
 
 @frozen
@@ -152,14 +152,14 @@ class Greedy(optimizers.Sgd):
 
 
 def test_an_optimizer_has_no_array_of_the_noise(network, small):
-    made = plan.make(make_config(optimizer=Greedy(0.1)), network)
+    training_plan = plan.make(make_config(optimizer=Greedy(0.1)), network)
     with pytest.raises(ValueError, match="optimizer has an array 'factor'"):
-        run(made, small, seeds=[0])
-    kept = plan.make(make_config(), network).arrays
+        run(training_plan, small, seeds=[0])
+    arrays = plan.make(make_config(), network).arrays
     with pytest.raises(TypeError):
-        kept["factor"] = 0
+        arrays["factor"] = 0
     with pytest.raises(ValueError, match="read-only"):
-        kept["factor"][:] = 0
+        arrays["factor"][:] = 0
 
 
 @frozen
@@ -248,8 +248,8 @@ def test_a_release_resumes_with_its_own_arrays_and_memory_only(
 
 def test_functions_in_parts_have_one_fingerprint_in_all_processes(network):
     """Not their addresses: a killed release with Adam is resumed by another process."""
-    made = plan.make(make_config(optimizer=optimizers.Chain(optax.adam, 0.01)), network)
-    described = identity.described(made.config)
+    training_plan = plan.make(make_config(optimizer=optimizers.Chain(optax.adam, 0.01)), network)
+    described = identity.described(training_plan.config)
     assert described["optimizer"]["make"].endswith(".adam")
     assert "0x" not in str(described)
 
@@ -257,7 +257,7 @@ def test_functions_in_parts_have_one_fingerprint_in_all_processes(network):
 @pytest.mark.parametrize("answer", [False, None])
 def test_what_a_callback_decided_is_told_by_whoever_resumes(tmp_path, network, small, answer):
     """On private metrics: an answer, also No, chose the round; one that only watched did not."""
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
     options = {"seeds": [0], "eval_every": 5, "checkpoint_seconds": 0}
     options["checkpoint"] = tmp_path / "c"
 
@@ -267,9 +267,9 @@ def test_what_a_callback_decided_is_told_by_whoever_resumes(tmp_path, network, s
         return answer
 
     with pytest.raises(KeyboardInterrupt):
-        run(made, small, callback=cut, **options)
+        run(training_plan, small, callback=cut, **options)
     for callback in (None, lambda _: None):
-        (stated,) = run(made, small, callback=callback, **options).guarantees
+        (stated,) = run(training_plan, small, callback=callback, **options).guarantees
         assert stated.private_stop == (answer is not None)
 
 

@@ -32,53 +32,55 @@ from dpjax.topology.links import link_pairs
 from dpjax.transforms import noise as noise_
 from tests.support import algorithm_of, make_config, make_problem, retargeted, run
 
-T, SHARED = 5, 3.0
+T = 5
+SHARED = 3.0
 RING = mixing.metropolis_hastings(graphs.ring(7))
 KEY = jax.random.key(7, impl="threefry2x32")
 
 
 def decor(network, **changes):
-    given = {"noise": PairKeys(SHARED), "rounds": T, "attacker": "node"}
-    return plan.make(make_config(**(given | changes)), network)
+    options = {"noise": PairKeys(SHARED), "rounds": T, "attacker": "node"}
+    return plan.make(make_config(**(options | changes)), network)
 
 
 def zipped(network, **changes):
-    given = {
+    options = {
         "noise": ZeroSum(), "method": ZipDL(), "rounds": T, "attacker": "node", "gradients": "view",
     }  # fmt: skip
-    return plan.make(make_config(**(given | changes)), network)
+    return plan.make(make_config(**(options | changes)), network)
 
 
-def who(made):
+def who(result):
     """Every set of attackers that the guarantee is about."""
-    protect = made.config.protect
+    protect = result.config.protect
     if protect.attacker == "outsider":
         return [()]
-    return [(a,) for a in range(made.agents)] if protect.attacker == "node" else [protect.nodes]
+    return [(a,) for a in range(result.agents)] if protect.attacker == "node" else [protect.nodes]
 
 
-def laplacian_mu(made, shared=SHARED, times=T):
+def laplacian_mu(result, shared=SHARED, times=T):
     """Largest loss over victims and attackers, from the links among those who do not attack."""
-    linked = (made.mixing != 0) & ~np.eye(made.agents, dtype=bool)
-    scale, worst = float(made.noise.scale), 0.0
-    for attackers in who(made):
-        honest = np.setdiff1d(np.arange(made.agents), attackers)
+    linked = (result.mixing != 0) & ~np.eye(result.agents, dtype=bool)
+    scale = float(result.noise.scale)
+    worst = 0.0
+    for attackers in who(result):
+        honest = np.setdiff1d(np.arange(result.agents), attackers)
         among = linked[np.ix_(honest, honest)].astype(float)
         covariance = np.eye(len(honest)) + shared * (np.diag(among.sum(1)) - among)
         worst = max(worst, np.linalg.inv(scale**2 * covariance).diagonal().max())
-    return made.config.protect.sensitivity * np.sqrt(times * worst)
+    return result.config.protect.sensitivity * np.sqrt(times * worst)
 
 
-def dense_mu(made, algorithm, moved=1.0):
+def dense_mu(result, algorithm, moved=1.0):
     """Largest loss over victims and attackers by pseudo-inverses of dense views."""
     worst = 0.0
-    for attackers in who(made):
+    for attackers in who(result):
         a, b = algorithm.pndp(attackers).materialize(T)
         gram = a.T @ np.linalg.pinv(b @ b.T, rcond=1e-10, hermitian=True) @ a
-        each = np.abs(gram.reshape(T, made.agents, T, -1)).sum(axis=(0, 2)).diagonal()
+        each = np.abs(gram.reshape(T, result.agents, T, -1)).sum(axis=(0, 2)).diagonal()
         worst = max(worst, np.delete(each, attackers).max())
-    scale = float(made.noise.scale)
-    return made.config.protect.sensitivity * moved * np.sqrt(worst) / scale
+    scale = float(result.noise.scale)
+    return result.config.protect.sensitivity * moved * np.sqrt(worst) / scale
 
 
 ATTACKS = [{"attacker": "node"}, {"attacker": "coalition", "nodes": (1, 4)}]
@@ -87,8 +89,9 @@ ATTACKS = [{"attacker": "node"}, {"attacker": "coalition", "nodes": (1, 4)}]
 @pytest.mark.parametrize("attack", [*ATTACKS, {"attacker": "outsider"}])
 @pytest.mark.parametrize("relation", ["replace_agent", "zero_out_record"])
 def test_decor_meets_its_budget_against_whom_it_names(network, attack, relation):
-    made = decor(network, **attack, relation=relation)
-    stated, mu = made.guarantee, laplacian_mu(made)
+    result = decor(network, **attack, relation=relation)
+    stated = result.guarantee
+    mu = laplacian_mu(result)
     assert stated.mu == pytest.approx(mu, rel=3e-6) and stated.mu >= mu
     # Exactly the budget, and never above.
     assert 8.0 * (1 - 1e-5) < gdp.epsilon(mu, stated.delta) <= gdp.epsilon(stated.mu, 1e-5) <= 8.0
@@ -97,98 +100,98 @@ def test_decor_meets_its_budget_against_whom_it_names(network, attack, relation)
     # Whoever knew no secret, or links of other agents too, would be another loss.
     if attack["attacker"] != "outsider":
         outside = decor(network, attacker="outsider", relation=relation)
-        assert float(made.noise.scale) > 1.02 * float(outside.noise.scale)
+        assert float(result.noise.scale) > 1.02 * float(outside.noise.scale)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_decor_under_any_covers_attackers_who_see_every_message(network, attack):
-    made = decor(network, **attack)
-    for attackers in who(made):
-        honest = sorted(set(range(made.agents)) - set(attackers))
+    result = decor(network, **attack)
+    for attackers in who(result):
+        honest = sorted(set(range(result.agents)) - set(attackers))
         algorithm = views.decor(network, 1.0, SHARED)
-        seen = algorithm.secldp(protected=honest).gdp(made.config.pattern)[honest]
-        told = algorithm.pndp(attackers).gdp(made.config.pattern)[honest]
-        np.testing.assert_allclose(seen, told, rtol=1e-9)
+        observed = algorithm.secldp(protected=honest).gdp(result.config.pattern)[honest]
+        reported = algorithm.pndp(attackers).gdp(result.config.pattern)[honest]
+        np.testing.assert_allclose(observed, reported, rtol=1e-9)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_decor_under_view_is_the_nodes_own_loss(attack):
-    made = decor(RING, gradients="view", **attack)
-    mu = dense_mu(made, views.decor(RING, 1.0, SHARED))
-    assert made.guarantee.mu == pytest.approx(mu, rel=3e-6)
-    assert "(gradients: view)" in made.guarantee.caption()
+    result = decor(RING, gradients="view", **attack)
+    mu = dense_mu(result, views.decor(RING, 1.0, SHARED))
+    assert result.guarantee.mu == pytest.approx(mu, rel=3e-6)
+    assert "(gradients: view)" in result.guarantee.caption()
     # Less noise than under "any", whose loss at this noise is larger.
-    assert laplacian_mu(made) > 1.01 * mu or attack["attacker"] == "coalition"
+    assert laplacian_mu(result) > 1.01 * mu or attack["attacker"] == "coalition"
 
 
 @pytest.mark.parametrize(
     ("attack", "rule"), [(ATTACKS[0], "messages"), (ATTACKS[1], "with_own_copy")]
 )
 def test_zip_dl_meets_its_budget(attack, rule):
-    made = zipped(RING, noise=ZeroSum(rule), **attack)
-    step = made.config.optimizer.step_size
-    mu = dense_mu(made, views.zip_dl(RING, zero_sum=rule), moved=step)
-    assert made.guarantee.mu == pytest.approx(mu, rel=3e-6)
-    assert 8.0 * (1 - 1e-5) < made.guarantee.exact_epsilon <= 8.0
-    assert "(gradients: view)" in made.guarantee.caption()
-    assert "do not depend on what the attacker cannot see" in made.guarantee.statement()
-    assert attack["attacker"] in made.guarantee.caption()
+    result = zipped(RING, noise=ZeroSum(rule), **attack)
+    step = result.config.optimizer.step_size
+    mu = dense_mu(result, views.zip_dl(RING, zero_sum=rule), moved=step)
+    assert result.guarantee.mu == pytest.approx(mu, rel=3e-6)
+    assert 8.0 * (1 - 1e-5) < result.guarantee.exact_epsilon <= 8.0
+    assert "(gradients: view)" in result.guarantee.caption()
+    assert "do not depend on what the attacker cannot see" in result.guarantee.statement()
+    assert attack["attacker"] in result.guarantee.caption()
 
 
 def test_a_sum_over_a_batch_moves_a_model_by_less(network):
-    one = zipped(network, relation="zero_out_record", batch_size=1)
+    first = zipped(network, relation="zero_out_record", batch_size=1)
     many = zipped(network, relation="zero_out_record", batch_size=4)
-    assert float(one.noise.scale) == pytest.approx(4 * float(many.noise.scale), rel=1e-6)
+    assert float(first.noise.scale) == pytest.approx(4 * float(many.noise.scale), rel=1e-6)
 
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("make", [decor, zipped])
 def test_less_noise_than_is_stated_is_refused(network, make):
     """The broken twins: a smaller scale, a design of smaller loss, another attacker."""
-    made = make(network)
-    less = dataclasses.replace(made.noise, scale=np.float32(0.99) * made.noise.scale)
+    result = make(network)
+    reduced = dataclasses.replace(result.noise, scale=np.float32(0.99) * result.noise.scale)
     with pytest.raises(ValueError, match="guarantee states epsilon"):
-        dataclasses.replace(made, noise=less)
-    more = dataclasses.replace(made.noise, scale=np.float32(1.01) * made.noise.scale)
-    assert dataclasses.replace(made, noise=more).guarantee == made.guarantee
-    protect = dataclasses.replace(made.config.protect, attacker="coalition", nodes=(0, 1))
+        dataclasses.replace(result, noise=reduced)
+    extra = dataclasses.replace(result.noise, scale=np.float32(1.01) * result.noise.scale)
+    assert dataclasses.replace(result, noise=extra).guarantee == result.guarantee
+    protect = dataclasses.replace(result.config.protect, attacker="coalition", nodes=(0, 1))
     with pytest.raises(ValueError, match="guarantee.attacker is 'node'"):
-        retargeted(made, config=dataclasses.replace(made.config, protect=protect))
+        retargeted(result, config=dataclasses.replace(result.config, protect=protect))
 
 
 @pytest.mark.mutant
 def test_noise_of_another_design_is_refused_in_a_plan(network):
     """The broken twin: correlated noise of one seed, whose loss is an outsider's, against nodes."""
-    made = decor(network)
+    result = decor(network)
     other = plan.make(make_config(rounds=T), network)
     louder = dataclasses.replace(other.noise, factor=100 * other.noise.factor)
     with pytest.raises(ValueError, match="attacker 'node'.*Correlated has no finite loss"):
-        dataclasses.replace(made, noise=louder)
+        dataclasses.replace(result, noise=louder)
     with pytest.raises(ValueError, match="method is DSGD, which noise ZeroSum does not join"):
-        dataclasses.replace(made, noise=zipped(network).noise)
+        dataclasses.replace(result, noise=zipped(network).noise)
     with pytest.raises(ValueError, match="ZipDL.*no answer of the query.*Correlated"):
         dataclasses.replace(zipped(network), noise=louder)
 
 
 def test_a_coalition_is_part_of_the_guarantee(network):
-    made = decor(network, attacker="coalition", nodes=[3, 1])
-    assert made.guarantee.nodes == (1, 3) and "coalition of 1, 3" in made.guarantee.caption()
-    protect = dataclasses.replace(made.config.protect, nodes=(2, 4))
+    result = decor(network, attacker="coalition", nodes=[3, 1])
+    assert result.guarantee.nodes == (1, 3) and "coalition of 1, 3" in result.guarantee.caption()
+    protect = dataclasses.replace(result.config.protect, nodes=(2, 4))
     with pytest.raises(ValueError, match=r"guarantee.nodes is \(1, 3\)"):
-        retargeted(made, config=dataclasses.replace(made.config, protect=protect))
+        retargeted(result, config=dataclasses.replace(result.config, protect=protect))
 
 
 def test_what_one_attacker_keeps_from_another_counts_for_both(network):
     """For "node" the worst attacker counts, for every victim."""
-    made = decor(network)
-    each = [decor(network, attacker="coalition", nodes=(a,)) for a in range(made.agents)]
-    assert float(made.noise.scale) == max(float(one.noise.scale) for one in each)
+    result = decor(network)
+    each = [decor(network, attacker="coalition", nodes=(a,)) for a in range(result.agents)]
+    assert float(result.noise.scale) == max(float(item.noise.scale) for item in each)
 
 
-def step_of(made, gradients):
+def step_of(result, gradients):
     """One plan's algorithm on given gradients."""
-    statics = Statics.of((made,), (make_problem(made.agents),))
-    arrays = jax.tree.map(lambda leaf: leaf[0], inputs.stacked_arrays((made,)))
+    statics = Statics.of((result,), (make_problem(result.agents),))
+    arrays = jax.tree.map(lambda leaf: leaf[0], inputs.stacked_arrays((result,)))
 
     class Given:
         metrics = ()
@@ -202,53 +205,55 @@ def step_of(made, gradients):
 
 
 def test_a_run_adds_the_noise_that_is_accounted_by_keys_of_links(network):
-    made, d = decor(network), 40_000
-    algorithm, state = step_of(made, jnp.zeros((made.agents, d)))
-    _, info = jax.jit(algorithm.step)(KEY, state, jnp.zeros((made.agents, 1)))
-    step = made.config.optimizer.step_size
+    outcome = decor(network)
+    d = 40_000
+    algorithm, state = step_of(outcome, jnp.zeros((outcome.agents, d)))
+    _, info = jax.jit(algorithm.step)(KEY, state, jnp.zeros((outcome.agents, 1)))
+    step = outcome.config.optimizer.step_size
     sent = np.asarray(info.messages["w"], np.float64) / -step
     pairs = link_pairs(network)
-    own, shared = noise_.simulated_keys(KEY, made.agents, len(pairs))
+    own, shared = noise_.simulated_keys(KEY, outcome.agents, len(pairs))
     # Each agent's and each link's key is in the secret slot, and draws its part.
     keys = jax.random.key_data(state.secret.noise.key)
-    np.testing.assert_array_equal(keys[: made.agents], jax.random.key_data(own))
-    np.testing.assert_array_equal(keys[made.agents :], jax.random.key_data(shared))
-    linked = (network != 0) & ~np.eye(made.agents, dtype=bool)
-    wanted = np.eye(made.agents) + SHARED * (np.diag(linked.sum(1)) - linked)
-    wanted = float(made.noise.scale) ** 2 * wanted
-    spread = np.sqrt(2 * np.outer(wanted.diagonal(), wanted.diagonal()) / d)
-    found = sent @ sent.T / d
-    assert (np.abs(found - wanted) <= 5 * spread).all()
-    assert (np.abs(1.1 * found - wanted) > 5 * spread).any()
-    np.testing.assert_allclose(made.covariance(), wanted, rtol=1e-5, atol=1e-9)
+    np.testing.assert_array_equal(keys[: outcome.agents], jax.random.key_data(own))
+    np.testing.assert_array_equal(keys[outcome.agents :], jax.random.key_data(shared))
+    linked = (network != 0) & ~np.eye(outcome.agents, dtype=bool)
+    expected = np.eye(outcome.agents) + SHARED * (np.diag(linked.sum(1)) - linked)
+    expected = float(outcome.noise.scale) ** 2 * expected
+    spread = np.sqrt(2 * np.outer(expected.diagonal(), expected.diagonal()) / d)
+    result = sent @ sent.T / d
+    assert (np.abs(result - expected) <= 5 * spread).all()
+    assert (np.abs(1.1 * result - expected) > 5 * spread).any()
+    np.testing.assert_allclose(outcome.covariance(), expected, rtol=1e-5, atol=1e-9)
 
 
 @pytest.mark.parametrize("rule", ["with_own_copy", "messages"])
 def test_a_run_of_zip_dl_adds_the_noise_that_is_accounted(rule):
-    made, d = zipped(RING, noise=ZeroSum(rule)), 40_000
-    algorithm, state = step_of(made, jnp.zeros((made.agents, d)))
-    new, info = jax.jit(algorithm.step)(KEY, state, jnp.zeros((made.agents, 1)))
+    outcome = zipped(RING, noise=ZeroSum(rule))
+    d = 40_000
+    algorithm, state = step_of(outcome, jnp.zeros((outcome.agents, d)))
+    new, info = jax.jit(algorithm.step)(KEY, state, jnp.zeros((outcome.agents, 1)))
     sent = np.asarray(info.messages["w"], np.float64)
     ends = links(RING)
-    deviation = float(made.noise.scale)
-    for agent in range(made.agents):
+    deviation = float(outcome.noise.scale)
+    for agent in range(outcome.agents):
         own = ends.receiver[ends.sender == agent] == agent
         counted = ~own | (rule == "with_own_copy")
         m = counted.sum()
-        wanted = deviation**2 * (np.diag(counted * 1.0) - np.outer(counted, counted) / m)
+        expected = deviation**2 * (np.diag(counted * 1.0) - np.outer(counted, counted) / m)
         rows = sent[ends.sender == agent]
-        found = rows @ rows.T / d
-        assert (np.abs(found - wanted) <= 5 * deviation**2 * np.sqrt(2 / d)).all()
+        result = rows @ rows.T / d
+        assert (np.abs(result - expected) <= 5 * deviation**2 * np.sqrt(2 / d)).all()
         # The broken twin: half the noise.
-        assert (np.abs(found / 4 - wanted) > 5 * deviation**2 * np.sqrt(2 / d)).any()
+        assert (np.abs(result / 4 - expected) > 5 * deviation**2 * np.sqrt(2 / d)).any()
     # What reaches the models is what the plan forecasts, in units of gradients.
-    step = made.config.optimizer.step_size
+    step = outcome.config.optimizer.step_size
     models = np.asarray(new.models["w"], np.float64) / step
-    spread = np.abs(made.covariance()).max() * np.sqrt(2 / d)
-    assert (np.abs(models @ models.T / d - made.covariance()) <= 6 * spread).all()
+    spread = np.abs(outcome.covariance()).max() * np.sqrt(2 / d)
+    assert (np.abs(models @ models.T / d - outcome.covariance()) <= 6 * spread).all()
     # Nothing of a sender's messages correlates with another's.
-    one, other = (sent[ends.sender == agent] for agent in (0, 1))
-    assert np.abs(one @ other.T / d).max() < 6 * deviation**2 / np.sqrt(d)
+    first, other = (sent[ends.sender == agent] for agent in (0, 1))
+    assert np.abs(first @ other.T / d).max() < 6 * deviation**2 / np.sqrt(d)
 
 
 def _bare(passed):
@@ -262,32 +267,33 @@ def _bare(passed):
 def test_a_run_of_zip_dl_says_where_its_noise_is_lost():
     """As of noise by schedule; of PairKeys, which is added to clipped sums, nothing is asked."""
     task = make_problem(len(RING))
-    far = dataclasses.replace(
+    distant = dataclasses.replace(
         task, init=lambda key: jax.tree.map(lambda leaf: jnp.full_like(leaf, 4e6), task.init(key))
     )
-    made = zipped(RING)
-    assert run(made, task, seeds=[0]).metrics["lost_noise"].max() < 1e-4
+    outcome = zipped(RING)
+    assert run(outcome, task, seeds=[0]).metrics["lost_noise"].max() < 1e-4
     with pytest.warns(scheduled.LostNoiseWarning, match="from round 1 on"):
-        result = run(made, far, seeds=[0])
+        result = run(outcome, distant, seeds=[0])
     share = result.metrics["lost_noise"].max()
     assert result.guarantees[0].lost_noise == (1, pytest.approx(share))
     # The share is of half a normal's variance, the least of a message; here each has two thirds.
-    bare = trace(made, far, seeds=[0], read=_bare).mean()
+    bare = trace(outcome, distant, seeds=[0], read=_bare).mean()
     assert 0.05 < share < 0.95 and 0.7 * share < bare < share
     assert decor(RING).privatizer.lost is None
 
 
 def test_one_agents_data_move_its_copies_by_no_more_than_accounted(network):
-    made = zipped(network)
-    c, step = made.config.protect.clip_norm, made.config.optimizer.step_size
-    unit = np.random.default_rng(0).normal(size=(made.agents, 8))
+    result = zipped(network)
+    c = result.config.protect.clip_norm
+    step = result.config.optimizer.step_size
+    unit = np.random.default_rng(0).normal(size=(result.agents, 8))
     unit *= c / np.linalg.norm(unit, axis=1, keepdims=True)
     sent = []
     for changed in (1, -1):
         gradients = unit.copy()
         gradients[2] *= changed
-        algorithm, state = step_of(made, jnp.asarray(gradients, jnp.float32))
-        _, info = algorithm.step(KEY, state, jnp.zeros((made.agents, 1)))
+        algorithm, state = step_of(result, jnp.asarray(gradients, jnp.float32))
+        _, info = algorithm.step(KEY, state, jnp.zeros((result.agents, 1)))
         sent.append(np.asarray(info.messages["w"]))
     moved = np.linalg.norm(sent[0] - sent[1], axis=1)
     of_agent = links(network).sender == 2
@@ -301,16 +307,16 @@ def test_one_agents_data_move_its_copies_by_no_more_than_accounted(network):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [decor, pytest.param(zipped, marks=pytest.mark.slow)])
 def test_runs_share_normals_with_runs_without_noise(network, make, small):
-    made = make(network)
-    free = plan.make(made.config.using(None), network)
-    result = run([free, made], small, seeds=[0, 1])
+    outcome = make(network)
+    free = plan.make(outcome.config.using(None), network)
+    result = run([free, outcome], small, seeds=[0, 1])
     assert all(np.isfinite(values).all() for values in result.metrics.values())
-    alone = run(made, small, seeds=[1])
+    single = run(outcome, small, seeds=[1])
     last = jax.tree.leaves(result.params)[0][1, 1]
-    np.testing.assert_allclose(last, jax.tree.leaves(alone.params)[0][0, 0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(last, jax.tree.leaves(single.params)[0][0, 0], rtol=1e-4, atol=1e-5)
     rows = result.rows()
-    assert {row["design"] for row in rows} == {"non_private", made.config.label}
-    assert result.guarantees[1].gradients == made.config.protect.gradients
+    assert {row["design"] for row in rows} == {"non_private", outcome.config.label}
+    assert result.guarantees[1].gradients == outcome.config.protect.gradients
 
 
 @dataclass(frozen=True)
@@ -396,13 +402,13 @@ class Slower(DSGD):
 
 
 def test_what_is_made_of_a_method_with_a_view_is_named(network):
-    for made in (
+    for case in (
         zipped(network, method=Louder()), decor(network, method=Slower(), gradients="view"),
         decor(network, method=Slower()),
     ):  # fmt: skip
-        name = type(made.config.method).__name__
-        assert made.guarantee.custom == (name,)
-        assert f"relies on your own `{name}`" in made.guarantee.statement()
+        name = type(case.config.method).__name__
+        assert case.guarantee.custom == (name,)
+        assert f"relies on your own `{name}`" in case.guarantee.statement()
 
 
 def test_a_packaged_method_without_a_view_of_its_own_is_refused(network):
@@ -454,14 +460,16 @@ def test_what_does_not_go_together(network, make, changes, text):
 
 
 def test_records_that_take_part_twice(network):
-    made = decor(network, relation="zero_out_record", participation=(2, 2), rounds=4, batch_size=12)
-    assert made.guarantee.mu == pytest.approx(laplacian_mu(made, times=2), rel=3e-6)
-    assert made.guarantee.participation == (2, 2)
+    result = decor(
+        network, relation="zero_out_record", participation=(2, 2), rounds=4, batch_size=12
+    )
+    assert result.guarantee.mu == pytest.approx(laplacian_mu(result, times=2), rel=3e-6)
+    assert result.guarantee.participation == (2, 2)
 
 
 def test_one_agent_alone():
-    made = decor(np.ones((1, 1)), attacker="outsider")
-    assert made.guarantee.mu == pytest.approx(laplacian_mu(made), rel=3e-6)
+    result = decor(np.ones((1, 1)), attacker="outsider")
+    assert result.guarantee.mu == pytest.approx(laplacian_mu(result), rel=3e-6)
     with pytest.raises(ValueError, match="attacker is 'node' with one agent"):
         decor(np.ones((1, 1)))
 
@@ -472,12 +480,12 @@ def test_a_schedule_of_networks(network):
         zipped(schedule)
     assert decor(schedule).guarantee.mu == pytest.approx(decor(network).guarantee.mu, rel=1e-6)
     # Secrets are those of every link of any round.
-    both = decor(np.stack([network, mixing.metropolis_hastings(graphs.ring(6))]))
-    linked = (both.mixing != 0).any(axis=0) & ~np.eye(6, dtype=bool)
+    pair = decor(np.stack([network, mixing.metropolis_hastings(graphs.ring(6))]))
+    linked = (pair.mixing != 0).any(axis=0) & ~np.eye(6, dtype=bool)
     honest = linked[1:, 1:].astype(float)
     covariance = np.eye(5) + SHARED * (np.diag(honest.sum(1)) - honest)
-    least = np.sqrt(T * np.linalg.inv(covariance).diagonal().max()) / float(both.noise.scale)
-    assert both.config.protect.sensitivity * least <= both.guarantee.mu
+    minimum = np.sqrt(T * np.linalg.inv(covariance).diagonal().max()) / float(pair.noise.scale)
+    assert pair.config.protect.sensitivity * minimum <= pair.guarantee.mu
 
 
 def test_a_leaf_of_the_network_has_no_noise_over_messages_alone():
@@ -488,14 +496,14 @@ def test_a_leaf_of_the_network_has_no_noise_over_messages_alone():
 
 
 def test_early_stops_and_phases_under_view(network):
-    made = zipped(network).guarantee
-    assert not made.white and made.after(2).mu == made.mu
-    assert "correlated over rounds" not in made.statement()
+    guarantee = zipped(network).guarantee
+    assert not guarantee.white and guarantee.after(2).mu == guarantee.mu
+    assert "correlated over rounds" not in guarantee.statement()
     with pytest.raises(ValueError, match="gradients is 'view'.*earlier one's gradients"):
-        made.followed_by(made, planned=True)
-    whole = decor(network).guarantee
-    assert whole.after(1).mu == pytest.approx(whole.mu / np.sqrt(T))
-    assert whole.followed_by(whole, planned=True).nodes is None
+        guarantee.followed_by(guarantee, planned=True)
+    complete = decor(network).guarantee
+    assert complete.after(1).mu == pytest.approx(complete.mu / np.sqrt(T))
+    assert complete.followed_by(complete, planned=True).nodes is None
 
 
 @dataclass(frozen=True)
@@ -504,7 +512,8 @@ class Plain(ScaledNoise):
 
     shift: float = 2.0
 
-    label, secrets = "plain", "links"
+    label = "plain"
+    secrets = "links"
 
     def unit(self, target):
         size = self.shift * target.protect.clip_norm * np.sqrt(target.pattern.epochs)
@@ -543,10 +552,11 @@ def test_noise_of_ones_own_states_at_least_an_outsiders_loss(network, attacker):
     changes = {"attacker": attacker, "relation": "replace_agent"}
     if attacker == "coalition":
         changes["nodes"] = (1, 3)
-    made = decor(network, noise=Plain(), **changes)
-    scale, clip = float(made.noise.scale), made.config.protect.clip_norm
-    assert made.guarantee.mu == pytest.approx(2 * clip * np.sqrt(T) / scale, rel=1e-6)
-    assert made.guarantee.attacker == attacker and made.guarantee.custom == ("Plain",)
+    result = decor(network, noise=Plain(), **changes)
+    scale = float(result.noise.scale)
+    clip = result.config.protect.clip_norm
+    assert result.guarantee.mu == pytest.approx(2 * clip * np.sqrt(T) / scale, rel=1e-6)
+    assert result.guarantee.attacker == attacker and result.guarantee.custom == ("Plain",)
     with pytest.raises(ValueError, match=r"Plain, which states mu .* By its own factor F an outsi"):
         decor(network, noise=Plain(shift=1.0), **changes)
     assert decor(network, noise=Plain(1.0), **changes | {"relation": "zero_out_record"})
@@ -571,10 +581,10 @@ class Uneven(Plain):
 
     def unit(self, target):
         factor = self.source(target)
-        least = 1 / np.linalg.norm(np.linalg.inv(factor), axis=0)
+        minimum = 1 / np.linalg.norm(np.linalg.inv(factor), axis=0)
         shares = np.ones(target.agents)
         shares[0] = self.first
-        return super().unit(target) * shares / least
+        return super().unit(target) * shares / minimum
 
 
 @pytest.mark.mutant
@@ -640,12 +650,16 @@ class Optimist(calibration.Factored):
 def test_correlated_noise_of_ones_own_class_states_at_least_an_outsiders_loss(
     network, kind, design
 ):
-    made = plan.make(make_config(design=design, rounds=T), network)
-    parts = [made.noise.factor / 2, made.noise.strategy, made.noise.design]
+    training_plan = plan.make(make_config(design=design, rounds=T), network)
+    parts = [
+        training_plan.noise.factor / 2,
+        training_plan.noise.strategy,
+        training_plan.noise.design,
+    ]
     with pytest.raises(ValueError, match=f"{kind.__name__}, which states mu .* an outsider gains"):
-        replaced(made, kind(*parts))
-    parts[0] = made.noise.factor
-    assert replaced(made, Own(*parts)).guarantee.mu == made.guarantee.mu
+        replaced(training_plan, kind(*parts))
+    parts[0] = training_plan.noise.factor
+    assert replaced(training_plan, Own(*parts)).guarantee.mu == training_plan.guarantee.mu
 
 
 class White(calibration.Factored):
@@ -656,30 +670,30 @@ class White(calibration.Factored):
 
 
 def test_noise_of_ones_own_over_rounds_spends_no_share_a_round(network):
-    made = plan.make(make_config(design="prefix_sum", rounds=T), network)
-    parts = [made.noise.factor, made.noise.strategy, made.noise.design]
+    training_plan = plan.make(make_config(design="prefix_sum", rounds=T), network)
+    parts = [training_plan.noise.factor, training_plan.noise.strategy, training_plan.noise.design]
     with pytest.raises(ValueError, match="White, whose spends_evenly.. is True beside a strategy"):
-        replaced(made, White(*parts))
-    alone = plan.make(make_config(design="independent", rounds=T), network)
-    parts = [alone.noise.factor, alone.noise.strategy, alone.noise.design]
-    assert replaced(alone, White(*parts)).guarantee.mu == alone.guarantee.mu
+        replaced(training_plan, White(*parts))
+    single = plan.make(make_config(design="independent", rounds=T), network)
+    parts = [single.noise.factor, single.noise.strategy, single.noise.design]
+    assert replaced(single, White(*parts)).guarantee.mu == single.guarantee.mu
 
 
-def replaced(made, own):
+def replaced(result, own):
     """A plan with noise of a user's own class, and the guarantee that it states."""
     return dataclasses.replace(
-        made, noise=own, guarantee=calibration.guarantee_of(made.target, own)
+        result, noise=own, guarantee=calibration.guarantee_of(result.target, own)
     )
 
 
 def test_noise_of_ones_own_class_states_at_least_an_outsiders_loss_to_sampled_batches(network):
     changes = {"sampler": Poisson(2.0, 4), "rounds": T, "relation": "zero_out_record"}
     config = make_config(design="independent", **changes)
-    made = plan.make(config, network, counts=np.full(len(network), 20))
-    parts = [made.noise.factor, made.noise.strategy, made.noise.design]
+    training_plan = plan.make(config, network, counts=np.full(len(network), 20))
+    parts = [training_plan.noise.factor, training_plan.noise.strategy, training_plan.noise.design]
     with pytest.raises(ValueError, match="Optimist, which states mu .* an outsider gains"):
-        replaced(made, Optimist(*parts))
-    assert replaced(made, Own(*parts)).guarantee.custom == ("Own",)
+        replaced(training_plan, Optimist(*parts))
+    assert replaced(training_plan, Own(*parts)).guarantee.custom == ("Own",)
 
 
 def test_a_release_of_noise_that_has_no_grid_is_refused_before_its_first_round(network):
@@ -690,16 +704,16 @@ def test_a_release_of_noise_that_has_no_grid_is_refused_before_its_first_round(n
 @pytest.mark.mutant
 def test_noise_of_a_users_class_inherits_no_promise(network):
     """The broken copy: a class that would draw by one seed for all, and says nothing of it."""
-    made = [decor(network), decor(network, noise=noise.Independent(), attacker="outsider")]
-    for one, secrets in zip(made, ("links", "own"), strict=True):
-        assert calibration.guarantee_of(one.target, one.noise).secrets == secrets
-        heir = type("Heir", (type(one.noise),), {})
-        fields = [field.name for field in dataclasses.fields(one.noise)]
-        given = heir(*[getattr(one.noise, name) for name in fields])
-        assert calibration.guarantee_of(one.target, given).secrets is None
-        heir = type("Heir", (type(one.noise),), {"secrets": secrets})
-        given = heir(*[getattr(one.noise, name) for name in fields])
-        assert calibration.guarantee_of(one.target, given).secrets == secrets
+    results = [decor(network), decor(network, noise=noise.Independent(), attacker="outsider")]
+    for item, secrets in zip(results, ("links", "own"), strict=True):
+        assert calibration.guarantee_of(item.target, item.noise).secrets == secrets
+        heir = type("Heir", (type(item.noise),), {})
+        fields = [field.name for field in dataclasses.fields(item.noise)]
+        argument = heir(*[getattr(item.noise, name) for name in fields])
+        assert calibration.guarantee_of(item.target, argument).secrets is None
+        heir = type("Heir", (type(item.noise),), {"secrets": secrets})
+        argument = heir(*[getattr(item.noise, name) for name in fields])
+        assert calibration.guarantee_of(item.target, argument).secrets == secrets
 
 
 def test_noise_of_ones_own_covers_nodes_by_the_secrets_that_it_states(network):
@@ -720,15 +734,15 @@ def test_noise_of_ones_own_covers_nodes_by_the_secrets_that_it_states(network):
 def test_planned_phases_of_one_coalition_lose_what_one_long_run_does(network, small):
     """The same scale over twice the rounds is the oracle: links draw new secrets every round."""
     one = decor(network, attacker="coalition", nodes=(1, 3))
-    both = one.guarantee.followed_by(one.guarantee, planned=True)
+    pair = one.guarantee.followed_by(one.guarantee, planned=True)
     long = decor(network, attacker="coalition", nodes=(1, 3), rounds=2 * T)
     same = dataclasses.replace(long.noise, scale=one.noise.scale)
-    assert both.mu == pytest.approx(float(np.max(same.loss(long.target).size)), rel=1e-9)
-    assert both.nodes == (1, 3) and both.rounds == 2 * T
+    assert pair.mu == pytest.approx(float(np.max(same.loss(long.target).size)), rel=1e-9)
+    assert pair.nodes == (1, 3) and pair.rounds == 2 * T
     first = run(one, small, seeds=[0])
     later = run(one, small, seeds=[0], start=first.params, phase=1, spent=first.guarantees,
                 planned=True)  # fmt: skip
-    assert later.guarantees[0].mu == both.mu and "of 1, 3" in later.guarantees[0].caption()
+    assert later.guarantees[0].mu == pair.mu and "of 1, 3" in later.guarantees[0].caption()
     other = decor(network, attacker="coalition", nodes=(2, 4)).guarantee
     with pytest.raises(ValueError, match=r"nodes is \(1, 3\), then \(2, 4\)"):
         one.guarantee.followed_by(other, planned=True)

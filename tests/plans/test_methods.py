@@ -33,7 +33,9 @@ from dpjax.topology import graphs, mixing
 from tests.plans.draws import audit
 from tests.support import algorithm_of, cut_and_resumed, make_config, make_problem, run
 
-N, ROUNDS, RECORDS = 6, 4, 24
+N = 6
+ROUNDS = 4
+RECORDS = 24
 MATRIX = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.5, 0))
 KEY = jax.random.key(11, impl="threefry2x32")
 
@@ -120,23 +122,23 @@ def problem():
     return make_problem(N)
 
 
-def parts(one):
+def parts(value):
     """Statics and arrays of one plan, as a run has them."""
-    statics = Statics.of((one,), (problem(),))
-    arrays = jax.tree.map(lambda leaf: leaf[0], inputs.stacked_arrays((one,)))
+    statics = Statics.of((value,), (problem(),))
+    arrays = jax.tree.map(lambda leaf: leaf[0], inputs.stacked_arrays((value,)))
     return statics, arrays
 
 
-def batch_of(one):
+def batch_of(value):
     """A batch of every agent, as the sampler shapes it."""
-    statics, _ = parts(one)
+    statics, _ = parts(value)
     task = problem()
     data = Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
     return statics.batch(data, KEY, KEY, 0)
 
 
-def started(one):
-    statics, arrays = parts(one)
+def started(value):
+    statics, arrays = parts(value)
     models = {"w": jnp.linspace(-1, 1, N * 3).reshape(N, 3)}
     return algorithm_of(statics, arrays, KEY).init(models)
 
@@ -144,13 +146,13 @@ def started(one):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", few("disk"))
 def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
-    one = made(name)
-    statics, arrays = parts(one)
+    single = made(name)
+    statics, arrays = parts(single)
     step = algorithm_of(statics, arrays, KEY).step
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * N), problem().init(KEY))
     state = algorithm_of(statics, arrays, KEY).init(models)
-    eager, info = step(KEY, state, batch_of(one))
-    jitted, sent = jax.jit(step)(KEY, state, batch_of(one))
+    eager, info = step(KEY, state, batch_of(single))
+    jitted, sent = jax.jit(step)(KEY, state, batch_of(single))
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(eager), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
     for a, b in zip(
@@ -159,21 +161,21 @@ def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
         strict=True,
     ):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
-    lost = {"lost_noise"} if one.privatizer and one.privatizer.lost else set()
+    lost = {"lost_noise"} if single.privatizer and single.privatizer.lost else set()
     assert set(info.metrics) == set(statics.query.metrics) | lost
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_keys_are_in_the_secret_slot_alone(name):
-    one = made(name)
-    state = jax.eval_shape(lambda: started(one))
-    found = [
+    single = made(name)
+    state = jax.eval_shape(lambda: started(single))
+    results = [
         jax.tree_util.keystr(path)
         for path, leaf in jax.tree_util.tree_leaves_with_path(state)
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     ]
-    assert all(name.startswith(".secret") for name in found)
-    assert bool(found) == (one.config.noise is not None)
+    assert all(name.startswith(".secret") for name in results)
+    assert bool(results) == (single.config.noise is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,14 +191,14 @@ class Given:
         return self
 
 
-def sent_by(one, *each, step=-1.0, flip=lambda privatizer: privatizer):
+def sent_by(item, *value, step=-1.0, flip=lambda privatizer: privatizer):
     """What goes out in every round of gradients that are given, under the same noise."""
-    statics, arrays = parts(one)
+    statics, arrays = parts(item)
     statics = statics._replace(privatizer=flip(statics.privatizer), query=Given(), divisor=1)
     algorithm = algorithm_of(statics, arrays | {"step_size": jnp.float32(step)}, KEY)
     compiled = jax.jit(algorithm.step)
     sent = []
-    for gradients in each:
+    for gradients in value:
         state = algorithm.init({"w": jnp.zeros(gradients.shape[1:], jnp.float32)})
         messages = []
         for gradient in gradients:
@@ -206,25 +208,25 @@ def sent_by(one, *each, step=-1.0, flip=lambda privatizer: privatizer):
     return sent
 
 
-def steps_of(one):
+def steps_of(value):
     """Gossip steps between two gradients."""
-    return getattr(one.config.method, "gossip_steps", 1)
+    return getattr(value.config.method, "gossip_steps", 1)
 
 
-def filtered(one, answers):
+def filtered(value, answers):
     """What the optimizer gets of the answers of the rounds."""
-    gain = getattr(one.config.method, "gain", 1.0)
+    gain = getattr(value.config.method, "gain", 1.0)
     new = [answers[0]]
-    for each in answers[1:]:
-        new.append((1 - gain) * new[-1] + gain * each)
+    for item in answers[1:]:
+        new.append((1 - gain) * new[-1] + gain * item)
     return np.stack(new)
 
 
-def unfiltered(one, given):
+def unfiltered(item, value):
     """The answers of the rounds, of what the optimizer got."""
-    gain = getattr(one.config.method, "gain", 1.0)
-    later = [(new - (1 - gain) * old) / gain for old, new in itertools.pairwise(given)]
-    return np.stack([given[0], *later])
+    gain = getattr(item.config.method, "gain", 1.0)
+    later = [(new - (1 - gain) * old) / gain for old, new in itertools.pairwise(value)]
+    return np.stack([value[0], *later])
 
 
 @pytest.mark.parametrize("name", few(*KINDS, among=PRIVATE))
@@ -240,55 +242,56 @@ def test_messages_are_those_of_the_view(name):
     moved = (sent[0] - sent[1]).reshape(-1, 2)
     # The eavesdropper's view is of gradients and their noise in turn; models add them up, so the
     # messages of the run are sums of what went before, mixed.
-    wanted = models_of(filtered(one, first - second), k).reshape(-1, 2)
-    np.testing.assert_allclose(moved, wanted, atol=2e-4)
+    expected = models_of(filtered(one, first - second), k).reshape(-1, 2)
+    np.testing.assert_allclose(moved, expected, atol=2e-4)
     assert a.shape[1] == ROUNDS * N and b.shape[0] == a.shape[0]
 
 
 def models_of(gradients, k):
     """Messages x + g of the rounds, each gossip step's, by hand."""
-    x, told = np.zeros(gradients.shape[1:]), []
+    x = np.zeros(gradients.shape[1:])
+    messages = []
     for gradient in gradients:
         x = x + gradient
         steps = []
         for _ in range(k):
             steps.append(x)
             x = MATRIX @ x
-        told.append(steps[0] if k == 1 else np.stack(steps))
-    return np.stack(told)
+        messages.append(steps[0] if k == 1 else np.stack(steps))
+    return np.stack(messages)
 
 
-def mu_of_what_is_sent(one, flip=lambda privatizer: privatizer):
+def mu_of_what_is_sent(value, flip=lambda privatizer: privatizer):
     """The loss that follows from the covariance of what goes out, from the very key."""
     d = 20_000
-    (sent,) = sent_by(one, np.zeros((ROUNDS, N, d)), flip=flip)
-    if steps_of(one) > 1:
+    (sent,) = sent_by(value, np.zeros((ROUNDS, N, d)), flip=flip)
+    if steps_of(value) > 1:
         sent = sent[:, 0]
     # Back to what each agent added: x_t+1 = W^k m_t, so the noise of a round is m_t less that.
-    power = np.linalg.matrix_power(MATRIX, steps_of(one))
+    power = np.linalg.matrix_power(MATRIX, steps_of(value))
     added = np.stack([sent[0], *(sent[t] - power @ sent[t - 1] for t in range(1, ROUNDS))])
-    added = unfiltered(one, added)
+    added = unfiltered(value, added)
     covariance = np.einsum("sid,tjd->sitj", added, added).reshape(ROUNDS * N, -1) / d
     precision = np.linalg.inv(covariance).reshape(ROUNDS, N, ROUNDS, N)
-    when = one.config.pattern
+    when = value.config.pattern
     worst = 0.0
     for i in range(N):
         of_agent = precision[:, i, :, i]
         for pattern in when.patterns:
             worst = max(worst, np.abs(of_agent[np.ix_(pattern, pattern)]).sum())
-    return one.config.protect.sensitivity * np.sqrt(worst)
+    return value.config.protect.sensitivity * np.sqrt(worst)
 
 
-def stated_mu(one):
+def stated_mu(value):
     """Of sampled batches: what their noise would be worth if they were known."""
-    loss = one.guarantee.loss
-    return loss.unamplified if isinstance(loss, AmplifiedLoss) else one.guarantee.mu
+    loss = value.guarantee.loss
+    return loss.unamplified if isinstance(loss, AmplifiedLoss) else value.guarantee.mu
 
 
 @pytest.mark.parametrize("name", few(*KINDS, among=PRIVATE))
 def test_the_noise_sent_has_the_loss_that_is_stated(name):
-    one = made(name)
-    assert mu_of_what_is_sent(one) == pytest.approx(stated_mu(one), rel=0.1)
+    single = made(name)
+    assert mu_of_what_is_sent(single) == pytest.approx(stated_mu(single), rel=0.1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,10 +314,10 @@ class Half(Privatizer):
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", ["dsgd-whisper", "dsgd-mafalda", "dsgd-poisson", "decor"])
 def test_a_privatizer_with_half_the_noise_is_caught(name):
-    one = made(name)
-    found = mu_of_what_is_sent(one, Half)
-    assert not found == pytest.approx(stated_mu(one), rel=0.3)
-    assert found == pytest.approx(2 * stated_mu(one), rel=0.1)
+    single = made(name)
+    result = mu_of_what_is_sent(single, Half)
+    assert not result == pytest.approx(stated_mu(single), rel=0.3)
+    assert result == pytest.approx(2 * stated_mu(single), rel=0.1)
 
 
 def norms_of(tree):
@@ -326,10 +329,10 @@ def norms_of(tree):
 @pytest.mark.parametrize("name", QUERIES)
 def test_one_record_moves_one_agents_payload_by_no_more_than_stated(name):
     """Replayed on a neighbouring input: the query's answers, with the same batch positions."""
-    one = made(name)
-    statics, _ = parts(one)
-    norms = moved_by_a_record(one, statics.query)
-    assert 0 < norms[2] <= 2 * one.config.protect.clip_norm * (1 + 1e-6)
+    single = made(name)
+    statics, _ = parts(single)
+    norms = moved_by_a_record(single, statics.query)
+    assert 0 < norms[2] <= 2 * single.config.protect.clip_norm * (1 + 1e-6)
     assert np.delete(norms, 2).max() == 0
 
 
@@ -338,16 +341,16 @@ def answer(query, models, batch):
     return query(models, batch).total
 
 
-def moved_by_a_record(one, query):
+def moved_by_a_record(value, query):
     """[n] how far the answers of two batches are apart that differ in a record of agent 2."""
     models = jax.tree.map(lambda leaf: jnp.stack([leaf + 3] * N), problem().init(KEY))
-    batch = batch_of(one)
+    batch = batch_of(value)
     # Where the query gathers the batch itself, its first record among all.
     where = batch.rows[2, 0] if isinstance(batch, UngatheredBatch) else (2, 0)
     x, y, *rest = batch
     other = x.at[where].set(50 * x[where] + 9), y.at[where].set(-y[where]), *rest
     other = UngatheredBatch(*other) if isinstance(batch, UngatheredBatch) else other
-    answers = [answer(query, models, each) for each in (batch, other)]
+    answers = [answer(query, models, case) for case in (batch, other)]
     return norms_of(jax.tree.map(lambda a, b: a - b, *answers))
 
 
@@ -355,21 +358,22 @@ def moved_by_a_record(one, query):
 @pytest.mark.parametrize("name", ["dsgd-whisper", "dsgd-record", "dsgd-full"])
 def test_a_query_that_clips_at_twice_the_norm_is_caught(name):
     """The broken twin of the test above."""
-    one = made(name)
-    statics, _ = parts(one)
-    wide = dataclasses.replace(statics.query, clip_norm=2 * one.config.protect.clip_norm)
-    assert moved_by_a_record(one, wide)[2] > 2 * one.config.protect.clip_norm * (1 + 1e-6)
+    single = made(name)
+    statics, _ = parts(single)
+    wide = dataclasses.replace(statics.query, clip_norm=2 * single.config.protect.clip_norm)
+    assert moved_by_a_record(single, wide)[2] > 2 * single.config.protect.clip_norm * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("name", few("dsgd-record", "dsgd-cyclic", "zip_dl", among=PLAIN))
 def test_without_noise_and_clip_it_is_the_plain_method(name):
     changes = {"clip_norm": 1e6, "noise": None, "budget": None, "step_size": 0.3}
-    one, task = made(name, **changes), problem()
+    first = made(name, **changes)
+    task = problem()
     if name in DESIGNS:
-        assert all(made(other, **changes).config == one.config for other in DESIGNS)
-    result = run(one, task, seeds=[3])
-    statics, _ = parts(one)
-    power = np.linalg.matrix_power(MATRIX, steps_of(one))
+        assert all(made(other, **changes).config == first.config for other in DESIGNS)
+    result = run(first, task, seeds=[3])
+    statics, _ = parts(first)
+    power = np.linalg.matrix_power(MATRIX, steps_of(first))
 
     def of_agent(p, x, y, skip):
         grads = jax.vmap(jax.grad(task.loss), (None, 0, 0))(p, x, y)
@@ -399,10 +403,11 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", few("dsgd-mafalda"))
 def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
-    one, task = made(name), problem()
+    single = made(name)
+    task = problem()
     options = {"seeds": [0, 1], "eval_every": 2, "checkpoint_seconds": 0}
-    straight = run(one, task, **options)
-    resumed = cut_and_resumed(one, task, tmp_path / "c", **options)
+    straight = run(single, task, **options)
+    resumed = cut_and_resumed(single, task, tmp_path / "c", **options)
     for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -412,9 +417,11 @@ def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", few("decor"))
 def test_agents_on_several_devices_give_the_same_numbers(name):
-    one, task = made(name), problem()
-    alone, spread = run(one, task, seeds=[0]), run(one, task, seeds=[0], devices=3)
-    for metric, values in alone.metrics.items():
+    first = made(name)
+    task = problem()
+    single = run(first, task, seeds=[0])
+    spread = run(first, task, seeds=[0], devices=3)
+    for metric, values in single.metrics.items():
         np.testing.assert_allclose(spread.metrics[metric], values, rtol=2e-5, atol=2e-6)
 
 
@@ -431,15 +438,15 @@ class Greedy:
 @pytest.mark.parametrize("name", QUERIES)
 def test_no_record_is_drawn_twice_or_beyond_what_is_stated(name):
     """The rounds in which each record takes part, counted, against the pattern accounted for."""
-    one = made(name)
-    pattern: Participation = one.config.pattern
+    single = made(name)
+    pattern: Participation = single.config.pattern
     counts = np.array([6, 6, 7, 8, 8, 8])
-    sampler = one.config.sampler.with_max_records(8)
+    sampler = single.config.sampler.with_max_records(8)
 
     def rounds_of(sampler):
         taken = np.zeros((len(counts), counts.max(), ROUNDS), int)
         for t in range(ROUNDS):
-            key = KEY if one.config.sampler.key_of == "run" else jax.random.fold_in(KEY, t)
+            key = KEY if single.config.sampler.key_of == "run" else jax.random.fold_in(KEY, t)
             drawn = sampler.draw(key, t, jnp.asarray(counts))
             rows = np.asarray(drawn.rows)
             skip = np.zeros_like(rows, bool) if drawn.padding is None else np.asarray(drawn.padding)
@@ -450,10 +457,10 @@ def test_no_record_is_drawn_twice_or_beyond_what_is_stated(name):
     def kept(taken):
         if taken.max() > 1 or any(taken[i, count:].any() for i, count in enumerate(counts)):
             return False
-        allowed = {tuple(each) for each in pattern.patterns.tolist()}
-        whole = pattern.epochs == ROUNDS
-        return whole or all(
-            any(set(np.flatnonzero(record)) <= set(each) for each in allowed)
+        allowed = {tuple(item) for item in pattern.patterns.tolist()}
+        complete = pattern.epochs == ROUNDS
+        return complete or all(
+            any(set(np.flatnonzero(record)) <= set(value) for value in allowed)
             for agent in taken for record in agent
         )  # fmt: skip
 
@@ -509,9 +516,9 @@ class Remembers(DSGD):
 
 
 def test_a_run_that_carries_on_starts_its_memory_from_the_given_models():
-    one = plan.make(make_config(method=Remembers(), rounds=2), MATRIX)
-    statics, _ = parts(one)
-    given = {"w": jnp.arange(2.0 * N * 3).reshape(2, 1, N, 3)}
+    training_plan = plan.make(make_config(method=Remembers(), rounds=2), MATRIX)
+    statics, _ = parts(training_plan)
+    options = {"w": jnp.arange(2.0 * N * 3).reshape(2, 1, N, 3)}
     keys_ = jax.random.split(KEY, 2)
-    state = program.initial(statics, inputs.stacked_arrays((one,)), given, keys_, keys_)
-    np.testing.assert_array_equal(state.memory[1]["w"], given["w"])
+    state = program.initial(statics, inputs.stacked_arrays((training_plan,)), options, keys_, keys_)
+    np.testing.assert_array_equal(state.memory[1]["w"], options["w"])

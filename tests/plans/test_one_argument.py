@@ -33,19 +33,20 @@ def test_it_is_one_changed_argument(name):
     matrix, change = CHANGES[name]
     n = len(matrix)
     config = make_config(design="independent", relation="zero_out_record", rounds=6, epsilon=2.0)
-    options, task = {"counts": np.full(n, 24)}, make_problem(n)
+    options = {"counts": np.full(n, 24)}
+    task = make_problem(n)
     before = plan.make(config, matrix, **options)
     after = plan.make(dataclasses.replace(config, **change), matrix, **options)
     # The budget is kept, with less noise where batches are secret and as much elsewhere.
     assert after.guarantee.epsilon == before.guarantee.epsilon == 2.0
-    less = np.abs(after.factor).max() / np.abs(before.factor).max()
-    assert less < 0.9 if name == "poisson" else less == 1
+    reduced = np.abs(after.factor).max() / np.abs(before.factor).max()
+    assert reduced < 0.9 if name == "poisson" else reduced == 1
     # It is audited: the same plan with a hundredth less noise is refused.
     with pytest.raises(ValueError, match="guarantee states"):
         with_factor(after, after.factor * np.float32(0.99))
     # It runs, and is another run.
-    one, other = (run(each, task, seeds=[0]) for each in (before, after))
-    leaves = zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True)
+    first, other = (run(case, task, seeds=[0]) for case in (before, after))
+    leaves = zip(jax.tree.leaves(first.params), jax.tree.leaves(other.params), strict=True)
     assert all(np.isfinite(b).all() and (a != b).any() for a, b in leaves)
     assert other.guarantees[0].epsilon <= 2.0
 
@@ -54,5 +55,5 @@ def test_it_is_one_changed_argument(name):
 def test_no_other_field_of_the_config_moves(change):
     config = make_config(design="independent", relation="zero_out_record", rounds=6)
     other = dataclasses.replace(config, **change)
-    fields = [each.name for each in dataclasses.fields(config)]
+    fields = [field.name for field in dataclasses.fields(config)]
     assert [f for f in fields if getattr(config, f) != getattr(other, f)] == [*change]

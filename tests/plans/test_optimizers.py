@@ -42,11 +42,11 @@ CHAINS = {
 def test_an_optimizer_is_one_changed_argument_and_costs_nothing(network, small, name):
     plain = plan.make(make_config(), network)
     config = dataclasses.replace(plain.config, optimizer=CHAINS[name])
-    made = plan.make(config, network)
-    assert made.guarantee.replace(custom=()) == plain.guarantee
-    np.testing.assert_array_equal(made.factor, plain.factor)
-    assert made.fingerprint() != plain.fingerprint()
-    result = run(made, small, seeds=[0])
+    training_plan = plan.make(config, network)
+    assert training_plan.guarantee.replace(custom=()) == plain.guarantee
+    np.testing.assert_array_equal(training_plan.factor, plain.factor)
+    assert training_plan.fingerprint() != plain.fingerprint()
+    result = run(training_plan, small, seeds=[0])
     assert np.isfinite(result.metrics["test_loss"]).all()
     assert result.rows()[0]["step_size"] == pytest.approx(config.optimizer.first)
 
@@ -56,10 +56,10 @@ def test_an_optimizer_is_one_changed_argument_and_costs_nothing(network, small, 
 def test_the_updates_are_those_of_optax(network, small, name):
     """With no noise and no clip, against a loop over the messages of plain agents."""
     changes = {"design": "non_private", "clip_norm": 1e6, "rounds": 3, "batch_size": 24}
-    made = plan.make(make_config(**changes, optimizer=CHAINS[name]), network)
-    result = run(made, small, seeds=[2], eval_every=1)
-    one = small.init(keys.derive(2, "initial"))
-    models = jax.tree.map(lambda leaf: np.stack([np.asarray(leaf)] * 6), one)
+    training_plan = plan.make(make_config(**changes, optimizer=CHAINS[name]), network)
+    result = run(training_plan, small, seeds=[2], eval_every=1)
+    single = small.init(keys.derive(2, "initial"))
+    models = jax.tree.map(lambda leaf: np.stack([np.asarray(leaf)] * 6), single)
     chain = CHAINS[name].chain({"step_size": np.float32(0.05)})
     state = chain.init(models)
     rows, x, y = (jnp.asarray(part) for part in (small.partition.indices, small.x, small.y))
@@ -85,11 +85,11 @@ def test_an_agents_optimizer_sees_that_agent_alone():
 
     together = optimizers.Chain(links, 0.05).chain({"step_size": np.float32(0.05)})
     moved, state = jax.jit(together.update)(updates, together.init(models), models)
-    alone = links(np.float32(0.05))
-    of_one = jax.jit(alone.update)
+    single = links(np.float32(0.05))
+    of_one = jax.jit(single.update)
     for agent in range(3):
         own = [jax.tree.map(lambda leaf, i=agent: leaf[i], tree) for tree in (updates, models)]
-        expected, _ = of_one(own[0], alone.init(own[1]), own[1])
+        expected, _ = of_one(own[0], single.init(own[1]), own[1])
         for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a[agent], b, rtol=2e-4, atol=1e-6)
     assert all(len(leaf) == 3 for leaf in jax.tree.leaves(state))
@@ -105,13 +105,13 @@ def test_step_sizes_of_one_chain_share_a_run(network, small):
         for step in (0.01, 0.05)
     ]
     before = program.traces()
-    both = run(plans, small, seeds=[0])
-    alone = run(plans[1], small, seeds=[0])
+    pair = run(plans, small, seeds=[0])
+    single = run(plans[1], small, seeds=[0])
     assert program.traces() - before <= 2
     np.testing.assert_allclose(
-        both.metrics["test_loss"][:, :, 1], alone.metrics["test_loss"][:, :, 0], rtol=1e-5
+        pair.metrics["test_loss"][:, :, 1], single.metrics["test_loss"][:, :, 0], rtol=1e-5
     )
-    assert np.abs(np.diff(both.metrics["test_loss"][-1, 0])).min() > 1e-4
+    assert np.abs(np.diff(pair.metrics["test_loss"][-1, 0])).min() > 1e-4
     other = dataclasses.replace(config, optimizer=optimizers.Chain(optax.sgd, 0.05))
     with pytest.raises(ValueError, match=r"plans differ in optimizer \(Chain\(.*step_size=0\.01"):
         run([plans[0], plan.make(other, network)], small, seeds=[0])
@@ -132,8 +132,8 @@ def test_its_state_is_kept_in_checkpoints(tmp_path, network, small, release):
     """A stopped run with Adam goes on to the same bits; without its state it would not."""
     chain = CHAINS["adam"] if release else optimizers.Chain(_empty_state, 0.05)
     config = make_config(optimizer=chain, design="anti_pgd", release=release, rounds=12)
-    made = plan.make(config, network)
-    more = {"key_file": tmp_path / "key"} if release else {}
+    training_plan = plan.make(config, network)
+    extra = {"key_file": tmp_path / "key"} if release else {}
     options = {"seeds": [1], "eval_every": 4, "checkpoint_seconds": 0}
 
     def cut(progress):
@@ -141,11 +141,11 @@ def test_its_state_is_kept_in_checkpoints(tmp_path, network, small, release):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(made, small, checkpoint=tmp_path / "c", callback=cut, **options, **more)
-    resumed = run(made, small, checkpoint=tmp_path / "c", **options, **more)
+        run(training_plan, small, checkpoint=tmp_path / "c", callback=cut, **options, **extra)
+    resumed = run(training_plan, small, checkpoint=tmp_path / "c", **options, **extra)
     assert resumed.ended and resumed.rounds[-1] == 12
     if not release:
-        straight = run(made, small, **options)
+        straight = run(training_plan, small, **options)
         for a, b in zip(
             jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True
         ):
@@ -153,7 +153,7 @@ def test_its_state_is_kept_in_checkpoints(tmp_path, network, small, release):
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("value", "text"),
     [
         (
             (0.1, 0.1),
@@ -171,9 +171,9 @@ def test_its_state_is_kept_in_checkpoints(tmp_path, network, small, release):
         ((optax.sgd, lambda t: 0.1 if t < 5 else 0.01), "TracerBoolConversionError: .*any tree"),
     ],
 )
-def test_what_is_no_optimizer_is_refused(given, text):
+def test_what_is_no_optimizer_is_refused(value, text):
     with pytest.raises(ValueError, match=text):
-        optimizers.Chain(*given)
+        optimizers.Chain(*value)
 
 
 def _validating(step):
@@ -190,7 +190,7 @@ def _growing(step):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (optax.lbfgs, "TypeError: .* required keyword-only arguments: 'value', 'grad'"),
         (optax.contrib.momo, "'value'"),
@@ -202,9 +202,9 @@ def _growing(step):
         (_validating, "TracerBoolConversionError"),
     ],
 )
-def test_what_asks_for_more_than_updates_and_state_is_refused_when_it_is_made(make, said):
+def test_what_asks_for_more_than_updates_and_state_is_refused_when_it_is_made(make, message):
     """In one line that names what was given, what it said and what to give."""
-    text = f"make is .*, which makes no optimizer: .*{said}.*; give a function of the step size"
+    text = f"make is .*, which makes no optimizer: .*{message}.*; give a function of the step size"
     with pytest.raises(ValueError, match=text) as refused:
         optimizers.Chain(make, 0.1)
     assert "\n" not in str(refused.value)
@@ -295,30 +295,38 @@ def test_the_noise_told_is_the_noise_drawn(network, small, design, unit):
     config = dataclasses.replace(
         config, optimizer=optimizers.Chain(_watching, 0.1, uses_noise=True)
     )
-    made = plan.make(config, network)
-    link = made.privatizer.transformation(made.arrays, jax.random.key(0))
+    training_plan = plan.make(config, network)
+    link = training_plan.privatizer.transformation(training_plan.arrays, jax.random.key(0))
     zeros = jnp.zeros((6, 40_000))
-    state, drawn, update = link.init(zeros), [], jax.jit(link.update)
+    state = link.init(zeros)
+    drawn = []
+    update = jax.jit(link.update)
     for _ in range(6):
         noisy, state = update(zeros, state)
-        drawn.append(np.asarray(noisy) / made.target.divisor)
-    chain = made.config.optimizer.shared().chain(made.arrays)
+        drawn.append(np.asarray(noisy) / training_plan.target.divisor)
+    chain = training_plan.config.optimizer.shared().chain(training_plan.arrays)
     models = {"w": jnp.zeros((6, 3))}
-    told, kept, update = [], chain.init(models), jax.jit(chain.update)
+    messages = []
+    kept = chain.init(models)
+    update = jax.jit(chain.update)
     for _ in range(6):
         _, kept = update(models, kept, models)
-        told.append(np.asarray(kept[1]))
+        messages.append(np.asarray(kept[1]))
     for t in (0, 2, 5):
         for lag in range(min(t + 1, 3)):
-            found = np.mean(drawn[t] * drawn[t - lag], axis=1)
-            spread = np.sqrt(told[t][:, 0] * told[t - lag][:, 0] / 40_000)
-            assert (np.abs(found - told[t][:, lag]) < 5 * spread).all()
+            mean = np.mean(drawn[t] * drawn[t - lag], axis=1)
+            spread = np.sqrt(messages[t][:, 0] * messages[t - lag][:, 0] / 40_000)
+            assert (np.abs(mean - messages[t][:, lag]) < 5 * spread).all()
     # A sum's variance in the place of a mean's would be far off.
-    assert unit == "agent" or made.target.divisor == 4
-    assert told[0][0, 0] == pytest.approx(
-        np.square(made.factor[0]).sum()
-        * (1 if made.strategy is None else np.linalg.inv(made.strategy)[0, 0] ** 2)
-        / made.target.divisor**2,
+    assert unit == "agent" or training_plan.target.divisor == 4
+    assert messages[0][0, 0] == pytest.approx(
+        np.square(training_plan.factor[0]).sum()
+        * (
+            1
+            if training_plan.strategy is None
+            else np.linalg.inv(training_plan.strategy)[0, 0] ** 2
+        )
+        / training_plan.target.divisor**2,
         rel=1e-5,
     )
 
@@ -326,31 +334,33 @@ def test_the_noise_told_is_the_noise_drawn(network, small, design, unit):
 @pytest.mark.slow
 def test_an_optimizer_that_uses_the_noise_runs_and_costs_nothing(network, small):
     config = make_config(rounds=8)
-    told = dataclasses.replace(config, optimizer=optimizers.Chain(_adam, 0.05, uses_noise=True))
-    plans = [plan.make(told, network), plan.make(told.using(None), network)]
+    reported = dataclasses.replace(config, optimizer=optimizers.Chain(_adam, 0.05, uses_noise=True))
+    plans = [plan.make(reported, network), plan.make(reported.using(None), network)]
     assert plans[0].guarantee.replace(custom=()) == plan.make(config, network).guarantee
-    both = run(plans, small, seeds=[0])
-    assert np.isfinite(both.metrics["test_loss"]).all()
+    pair = run(plans, small, seeds=[0])
+    assert np.isfinite(pair.metrics["test_loss"]).all()
     # Without noise nothing is taken off: plain Adam, but for its epsilon.
     plain = dataclasses.replace(
         config.using(None), optimizer=optimizers.Chain(lambda step: _adam(step, 0.0), 0.05)
     )
-    alone = run(plan.make(plain, network), small, seeds=[0])
+    single = run(plan.make(plain, network), small, seeds=[0])
     np.testing.assert_allclose(
-        both.metrics["test_loss"][:, :, 1], alone.metrics["test_loss"][:, :, 0], rtol=1e-5
+        pair.metrics["test_loss"][:, :, 1], single.metrics["test_loss"][:, :, 0], rtol=1e-5
     )
 
 
 def test_noise_is_told_where_the_optimizer_is_given_the_noisy_means_alone():
-    told = optimizers.Chain(_adam, 0.05, uses_noise=True)
+    reported = optimizers.Chain(_adam, 0.05, uses_noise=True)
     plain = make_config(design="independent")
     with pytest.raises(ValueError, match="uses the noise's variance, but method DiSK"):
-        dataclasses.replace(plain, optimizer=told, method=DiSK())
+        dataclasses.replace(plain, optimizer=reported, method=DiSK())
     with pytest.raises(ValueError, match="but method Average"):
-        dataclasses.replace(plain, optimizer=told, method=Average(DiSK()))
+        dataclasses.replace(plain, optimizer=reported, method=Average(DiSK()))
     for method in (Federated(), Average(Federated())):
-        assert dataclasses.replace(plain, optimizer=told, method=method).optimizer == told
-    assert dataclasses.replace(plain, optimizer=told, method=Average(DSGD())).optimizer == told
+        assert dataclasses.replace(plain, optimizer=reported, method=method).optimizer == reported
+    assert (
+        dataclasses.replace(plain, optimizer=reported, method=Average(DSGD())).optimizer == reported
+    )
     with pytest.raises(ValueError, match="uses_noise is 'yes'"):
         optimizers.Chain(optax.adam, 0.1, uses_noise="yes")
     with pytest.raises(ValueError, match="lag is 64"):

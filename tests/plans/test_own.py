@@ -32,24 +32,24 @@ def positive(n, seed=0):
 @pytest.mark.parametrize("relation", ["replace_agent", "zero_out_record"])
 def test_only_the_shape_of_a_covariance_matters(network, scale, relation):
     shape = positive(6)
-    made = plan.make(own_config(scale * shape, relation=relation), network)
-    held = made.covariance()
+    training_plan = plan.make(own_config(scale * shape, relation=relation), network)
+    held = training_plan.covariance()
     np.testing.assert_allclose(held / held[0, 0], shape / shape[0, 0], rtol=1e-5, atol=1e-6)
     # As a dense oracle has it: all T messages, the worst agent, equal shifts.
     times = 2 if relation == "replace_agent" else 1
     mu = times * 0.5 * np.sqrt(20 * np.diag(np.linalg.inv(held)).max())
     assert mu <= float(gdp.mu(8.0, 1e-5)) * (1 + 1e-12) and mu == pytest.approx(
-        made.guarantee.mu, rel=1e-6
+        training_plan.guarantee.mu, rel=1e-6
     )
     # Tight: one percent less noise is refused.
     with pytest.raises(ValueError, match="guarantee states epsilon"):
-        with_factor(made, np.float32(0.99) * made.factor)
+        with_factor(training_plan, np.float32(0.99) * training_plan.factor)
 
 
 def test_budgets_of_each_agent_bound_it(network):
     epsilons = (2.0, 4.0, 4.0, 8.0, 8.0, 16.0)
-    made = plan.make(own_config(positive(6), epsilon=epsilons), network)
-    mu = 2 * 0.5 * np.sqrt(20 * np.diag(np.linalg.inv(made.covariance())))
+    training_plan = plan.make(own_config(positive(6), epsilon=epsilons), network)
+    mu = 2 * 0.5 * np.sqrt(20 * np.diag(np.linalg.inv(training_plan.covariance())))
     allowed = np.asarray(gdp.mu(np.array(epsilons), 1e-5))
     assert (mu <= allowed * (1 + 1e-9)).all() and (mu / allowed).max() > 1 - 1e-5
 
@@ -62,14 +62,14 @@ def test_the_built_in_designs_come_back(network):
 
 
 def test_the_name_goes_into_records_and_plans(network, small):
-    made = plan.make(own_config(positive(6), "half-half", rounds=2), network)
-    assert repr(made).startswith("Plan(half-half, 6 agents, (epsilon = 8")
-    result = run(made, small, seeds=[0])
+    training_plan = plan.make(own_config(positive(6), "half-half", rounds=2), network)
+    assert repr(training_plan).startswith("Plan(half-half, 6 agents, (epsilon = 8")
+    result = run(training_plan, small, seeds=[0])
     row = result.rows()[0]
     assert row["design"] == "half-half" and row["guarantee"]["epsilon"] == 8
     assert result.terms[0]["label"] == "half-half"
     other = plan.make(own_config(positive(6), "other", rounds=2), network)
-    assert other.fingerprint() != made.fingerprint()
+    assert other.fingerprint() != training_plan.fingerprint()
 
 
 def test_a_strategy_of_ones_own_keeps_its_name_and_is_accounted(network, small, tmp_path):
@@ -77,22 +77,22 @@ def test_a_strategy_of_ones_own_keeps_its_name_and_is_accounted(network, small, 
     strategy = np.eye(4) - 0.5 * np.eye(4, k=-1)
     part = noise.Covariance(np.eye(6), "half back", strategy=7.0 * strategy)
     config = make_config(noise=part, rounds=4, epsilon=3.0)
-    made = plan.make(config, network)
-    result = run(made, small, seeds=[0])
-    assert repr(made).startswith("Plan(half back, 6 agents")
+    training_plan = plan.make(config, network)
+    result = run(training_plan, small, seeds=[0])
+    assert repr(training_plan).startswith("Plan(half back, 6 agents")
     assert {row["design"] for row in result.rows()} == {"half back"}
-    assert "correlated over rounds" in made.guarantee.statement()
+    assert "correlated over rounds" in training_plan.guarantee.statement()
     # As a dense oracle has it: an agent's data may change in every round, each by 2 clip norms.
     worst = max(
         np.linalg.norm(strategy @ signs)
         for signs in np.array(np.meshgrid(*[[-1, 1]] * 4)).reshape(4, -1).T
     )
-    deviation = made.factor[0, 0] / 7.0
+    deviation = training_plan.factor[0, 0] / 7.0
     assert 2 * 0.5 * worst / deviation <= gdp.mu(3.0, 1e-5) * (1 + 1e-9)
-    assert made.guarantee.mu == pytest.approx(2 * 0.5 * worst / deviation, rel=1e-5)
+    assert training_plan.guarantee.mu == pytest.approx(2 * 0.5 * worst / deviation, rel=1e-5)
     with pytest.raises(ValueError, match="guarantee states epsilon"):
-        with_factor(made, np.float32(0.99) * made.factor)
-    with np.load(made.save(tmp_path / "it.npz")) as file:
+        with_factor(training_plan, np.float32(0.99) * training_plan.factor)
+    with np.load(training_plan.save(tmp_path / "it.npz")) as file:
         assert "(half back)" in str(file["how_to_use"]) and file["strategy"].shape == (4, 4)
     other = dataclasses.replace(part, strategy=np.eye(4))
     assert plan.make(dataclasses.replace(config, noise=other), network).strategy[1, 0] == 0
@@ -102,14 +102,14 @@ def test_strategies_that_cannot_be_applied_are_refused_with_what_to_give(network
     strategy = np.eye(20)
     with pytest.raises(ValueError, match=r"give noise.Covariance\(matrix, name, strategy=C\)"):
         plan.make(own_config(np.eye(6)), network, strategy=strategy)
-    both = make_config(noise=noise.Covariance(np.eye(6), "mine", strategy))
+    pair = make_config(noise=noise.Covariance(np.eye(6), "mine", strategy))
     with pytest.raises(ValueError, match="strategy is given beside that of the covariance 'mine'"):
-        plan.make(both, network, strategy=strategy)
+        plan.make(pair, network, strategy=strategy)
     with pytest.raises(ValueError, match="strategy"):
-        plan.make(dataclasses.replace(both, rounds=19), network)
-    for wrong in (np.ones((3, 3)), np.zeros((3, 3)), np.full((2, 3), 1.0), "no matrix"):
+        plan.make(dataclasses.replace(pair, rounds=19), network)
+    for invalid in (np.ones((3, 3)), np.zeros((3, 3)), np.full((2, 3), 1.0), "no matrix"):
         with pytest.raises(ValueError, match="strategy"):
-            noise.Covariance(np.eye(6), "mine", wrong)
+            noise.Covariance(np.eye(6), "mine", invalid)
     sampled = samplers.Poisson(6.0, 4)
     with pytest.raises(ValueError, match="strategy of few bands"):
         dataclasses.replace(
@@ -120,16 +120,16 @@ def test_strategies_that_cannot_be_applied_are_refused_with_what_to_give(network
 
 def test_a_graph_in_place_of_a_matrix_is_told_what_to_call():
     graph = graphs.ring(6)
-    told = r"mixing is <networkx.*the matrix of a graph, mixing.metropolis_hastings\(graph\)"
-    with pytest.raises(ValueError, match=told):
+    reported = r"mixing is <networkx.*the matrix of a graph, mixing.metropolis_hastings\(graph\)"
+    with pytest.raises(ValueError, match=reported):
         plan.make(make_config(), graph)
 
 
 def test_a_saved_one_makes_the_same_plan_under_its_own_name_only(network, tmp_path):
-    made = plan.make(own_config(positive(6)), network)
-    read = Design.load(made.save(tmp_path / "it.npz"))
+    training_plan = plan.make(own_config(positive(6)), network)
+    read = Design.load(training_plan.save(tmp_path / "it.npz"))
     again = plan.make(own_config(None), network, design=read)
-    np.testing.assert_array_equal(again.factor, made.factor)
+    np.testing.assert_array_equal(again.factor, training_plan.factor)
     with pytest.raises(ValueError, match="name 'mine', the config's is 'yours'"):
         plan.make(own_config(None, "yours"), network, design=read)
     with pytest.raises(ValueError, match="design is 'covariance'"):
@@ -164,10 +164,10 @@ def test_a_name_of_another_design_is_refused():
 
 
 def test_covariances_are_equal_where_name_and_bits_are():
-    one = noise.Covariance(np.eye(2), "mine")
+    first = noise.Covariance(np.eye(2), "mine")
     assert (
-        one == noise.Covariance(np.eye(2), "mine")
-        and len({one, noise.Covariance(np.eye(2), "mine")}) == 1
+        first == noise.Covariance(np.eye(2), "mine")
+        and len({first, noise.Covariance(np.eye(2), "mine")}) == 1
     )
     for other in (
         noise.Covariance(2 * np.eye(2), "mine"),
@@ -175,7 +175,7 @@ def test_covariances_are_equal_where_name_and_bits_are():
         noise.Covariance(np.eye(2), "mine", np.tri(3)),
         noise.Independent(),
     ):
-        assert one != other
+        assert first != other
 
 
 LABELS = [

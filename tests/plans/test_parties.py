@@ -37,7 +37,8 @@ SECURITY = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text()
 N = 6
 MATRIX = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.5, 0))
 GROUPS = ((0, 3, 4), (1, 2, 5))
-OUTSIDER, SERVER = "an outsider", "an aggregator or server"
+OUTSIDER = "an outsider"
+SERVER = "an aggregator or server"
 
 
 def gossip(**changes):
@@ -56,12 +57,12 @@ def apart():
 def by_schedule(part, method, **changes):
     """A plan whose noise has a scale by round."""
     pure = isinstance(part, scheduled.ScheduledLaplace)
-    given = dict(
+    options = dict(
         noise=part, method=method, rounds=4, optimizer=Sgd(0.01, decay=0.9),
         budget=Budget(1.0, accountant="pure") if pure else Budget(1.0, 1e-5),
         protect=Protect("replace_agent", 0.5, norm="l1" if pure else "l2"),
     )  # fmt: skip
-    return gossip(**(given | changes))
+    return gossip(**(options | changes))
 
 
 def summed(part, attacker="aggregator", **changes):
@@ -213,21 +214,21 @@ def test_plans_protect_from_whom_security_says(row):
     if row == "central (CDP)":
         with pytest.raises(ValueError, match="design is 'central'; choose one of"):
             noise.named("central")
-    for one in made(row):
-        assert told(one) == tuple(WORDS[cell] for cell in table()[row])
+    for item in made(row):
+        assert told(item) == tuple(WORDS[cell] for cell in table()[row])
 
 
 @pytest.mark.parametrize("row", [row for row in PLANS if row.endswith("any design")])
 def test_gossip_steps_and_filters_change_nothing_for_other_parties(row):
     assert set(table()[row]) <= {"as with one", "as D-SGD"}
-    for one in made(row):
-        plain = plan.make(dataclasses.replace(one.config, method=DSGD()), MATRIX)
-        assert one.protection() == plain.protection()
+    for item in made(row):
+        plain = plan.make(dataclasses.replace(item.config, method=DSGD()), MATRIX)
+        assert item.protection() == plain.protection()
 
 
 def test_every_row_of_the_registry_has_an_answer():
-    every = [one for row in PLANS for one in made(row)]
-    designs = [one.config.noise for one in every if one.noise is not None]
+    entries = [value for row in PLANS for value in made(row)]
+    designs = [case.config.noise for case in entries if case.noise is not None]
     # Designs of equal terms protect the same parties.
     answered = {compatibility.noise(design) for design in designs}
     assert {design.terms for design in noise.DESIGNS.values()} <= answered
@@ -235,32 +236,35 @@ def test_every_row_of_the_registry_has_an_answer():
     registered = [getattr(methods, name) for name in methods.__all__]
     stating = {kind for kind in registered if "terms" in vars(kind)}
     assert stating <= {type(one.config.method) for one in every}
-    for one in every:
-        silent = one.config.label.startswith("mine") and isinstance(one.config.noise, Mine)
-        assert (one.guarantee.secrets is None) == (silent or one.noise is None)
-        assert all(row.party in str(one.protection()) for row in one.protection())
+    for item in entries:
+        silent = item.config.label.startswith("mine") and isinstance(item.config.noise, Mine)
+        assert (item.guarantee.secrets is None) == (silent or item.noise is None)
+        assert all(row.party in str(item.protection()) for row in item.protection())
 
 
 def test_a_row_gives_the_stated_epsilon_and_the_holder_of_the_seed_is_last():
-    one = made("independent (LDP)")[0]
-    rows = one.protection()
+    single = made("independent (LDP)")[0]
+    rows = single.protection()
     last = ["whoever runs this process", "whoever holds the seed"]
     assert [row.party for row in rows] == [OUTSIDER, ANOTHER, SERVER, *last]
     assert [row.epsilon for row in rows] == [8.0, 8.0, 8.0, None, None]
     assert {row.delta for row in rows} == {1e-5} and "seed of a simulation" in rows[-1].why
     released = gossip(design="independent", release=True)
     assert released.protection()[-1].why.startswith("the key of this release")
-    assert "NOT protected from whoever runs this process: it holds" in one.guarantee.statement()
+    assert "NOT protected from whoever runs this process: it holds" in single.guarantee.statement()
 
 
 @pytest.mark.parametrize(
     "changes", [{"design": "independent"}, {"design": "mafalda"}, {"subgroups": GROUPS}]
 )
 def test_a_release_protects_participants_who_have_neither_its_process_nor_its_key(changes):
-    released, simulated = gossip(release=True, **changes), gossip(**changes)
+    released = gossip(release=True, **changes)
+    simulated = gossip(**changes)
     rows = [row for row in released.protection() if row.party.startswith(ANOTHER)]
-    kept = [row.why for row in rows if row.epsilon is not None]
-    assert kept and all("neither runs this process nor reads its key" in why for why in kept)
+    selection = [row.why for row in rows if row.epsilon is not None]
+    assert selection and all(
+        "neither runs this process nor reads its key" in why for why in selection
+    )
     assert not any("secret of its own" in row.why for row in released.protection())
     assert "neither runs" not in str(simulated.protection())
 
@@ -287,38 +291,41 @@ def test_the_holder_s_row_says_whose_secrets_the_others_count_on(changes, keeper
     assert gossip(**changes).protection()[-1].why.endswith(f"the other rows are about {keepers}")
 
 
-def loss_against(one, attacker):
+def loss_against(value, attacker):
     """[n] loss mu of every agent to one agent, from the noise that runs, by views alone."""
-    part = one.config.noise
+    part = value.config.noise
     if isinstance(part, PairKeys):
         algorithm = views.decor(MATRIX, 1.0, part.shared)
-        scale = float(one.noise.scale)
+        scale = float(value.noise.scale)
     else:
         groups = getattr(part, "subgroups", None)
-        diagonal = one.guarantee.secrets == "own"
+        diagonal = value.guarantee.secrets == "own"
         if not diagonal and groups is None:
             groups = [range(N)]
         algorithm = views.dsgd(
-            MATRIX, one.applied_strategy, one.covariance(), subgroups=None if diagonal else groups
+            MATRIX,
+            value.applied_strategy,
+            value.covariance(),
+            subgroups=None if diagonal else groups,
         )
         scale = 1.0
     try:
-        mu = algorithm.pndp([attacker]).loss(one.config.pattern).mu
+        mu = algorithm.pndp([attacker]).loss(value.config.pattern).mu
     except ValueError as error:  # A seed that all agents share.
         assert "the loss is infinite" in str(error)
         mu = np.full(N, np.inf)
-    return mu * one.config.protect.sensitivity / scale
+    return mu * value.config.protect.sensitivity / scale
 
 
-def misstated(one, noise_of=None):
+def misstated(value, noise_of=None):
     """(attacker, victim) of whom the table promises more than views confirm, or less.
 
-    ``noise_of`` is the plan whose noise runs, where ``one`` states it falsely.
+    ``noise_of`` is the plan whose noise runs, where ``value`` states it falsely.
     """
-    runs = one if noise_of is None else noise_of
-    rows = {row.party: row.epsilon is not None for row in one.protection()}
-    groups = getattr(one.config.noise, "subgroups", None) or [range(N)]
-    wrong = []
+    runs = value if noise_of is None else noise_of
+    rows = {row.party: row.epsilon is not None for row in value.protection()}
+    groups = getattr(value.config.noise, "subgroups", None) or [range(N)]
+    faults = []
     for attacker in range(N):
         lost = loss_against(runs, attacker)
         for victim in set(range(N)) - {attacker}:
@@ -326,8 +333,8 @@ def misstated(one, noise_of=None):
             party = f"{ANOTHER} of {'its own' if same else 'another'} group"
             kept = lost[victim] <= runs.guarantee.mu * (1 + 1e-6)
             if rows.get(party, rows.get(ANOTHER)) != kept:
-                wrong.append((attacker, victim))
-    return wrong
+                faults.append((attacker, victim))
+    return faults
 
 
 @pytest.mark.parametrize("name", NODES)
@@ -341,13 +348,13 @@ def test_other_agents_lose_what_the_table_says(name):
 )
 def test_a_table_that_calls_a_shared_seed_an_own_secret_is_found_out(name, lie):
     """The broken copy: the same noise, under a record that hides who shares its seed."""
-    one = gossip(**NODES[name])
-    lied = one.guarantee.replace(secrets=lie)
+    single = gossip(**NODES[name])
+    lied = single.guarantee.replace(secrets=lie)
     with pytest.raises(ValueError, match=f"guarantee.secrets is {lie!r}"):
-        dataclasses.replace(one, guarantee=lied)
+        dataclasses.replace(single, guarantee=lied)
     honest = gossip(**NODES[name])
-    object.__setattr__(one, "guarantee", lied)
-    assert misstated(one, noise_of=honest)
+    object.__setattr__(single, "guarantee", lied)
+    assert misstated(single, noise_of=honest)
 
 
 def test_keys_of_links_protect_agents_only_where_they_are_the_attackers():
@@ -368,19 +375,20 @@ def test_what_a_coalition_s_own_agents_lose_is_not_in_its_number():
     tail = nx.Graph()
     tail.add_nodes_from(range(7))
     tail.add_edges_from(graph.edges)
-    given = make_config(
+    config = make_config(
         noise=PairKeys(), epsilon=3.0, attacker="coalition", nodes=(0,), rounds=2,
         relation="replace_record",
     )  # fmt: skip
     matrix = mixing.metropolis_hastings(tail)
-    one = plan.make(given, matrix)
-    stated, pattern = one.guarantee, one.config.pattern
+    training_plan = plan.make(config, matrix)
+    stated = training_plan.guarantee
+    pattern = training_plan.config.pattern
     decor = views.decor(matrix, 1.0, 1.0)
     each = decor.pndp((0,)).guaranteed(pattern)
     lost = decor.ldp().guaranteed(pattern) * stated.mu / np.nanmax(each)
     assert lost[0] > 1.2 * stated.mu and gdp.epsilon(lost[0], stated.delta) > 3.8
     assert lost[1:].max() <= stated.mu
-    rows = {row.party: row for row in one.protection()}
+    rows = {row.party: row for row in training_plan.protection()}
     coalition = rows.pop("the coalition of agents 0")
     assert coalition.epsilon == 3.0 and coalition.why == (
         "it is the stated attacker of all other agents' data"
@@ -399,11 +407,12 @@ def test_what_a_coalition_s_own_agents_lose_is_not_in_its_number():
 @pytest.mark.parametrize("design", ["independent", "anti_pgd", "prefix_sum", "mafalda"])
 @pytest.mark.parametrize("attack", [{"attacker": "node"}, {"attacker": "coalition", "nodes": (1,)}])
 def test_against_agents_noise_of_their_own_is_the_outsider_s(design, attack):
-    one, outside = gossip(design=design, **attack), gossip(design=design)
-    np.testing.assert_array_equal(one.factor, outside.factor)
-    assert one.guarantee.mu == outside.guarantee.mu and one.guarantee.epsilon == 8.0
-    assert one.guarantee.attacker == attack["attacker"]
-    assert not misstated(one)
+    single = gossip(design=design, **attack)
+    outside = gossip(design=design)
+    np.testing.assert_array_equal(single.factor, outside.factor)
+    assert single.guarantee.mu == outside.guarantee.mu and single.guarantee.epsilon == 8.0
+    assert single.guarantee.attacker == attack["attacker"]
+    assert not misstated(single)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -436,9 +445,9 @@ def test_noise_of_a_shared_seed_is_refused_against_agents():
 
 def test_one_agent_alone_has_no_other_participant():
     config = make_config(design="independent", rounds=2)
-    alone = plan.make(config, np.ones((1, 1)))
-    assert [row.party for row in alone.protection()][:2] == [OUTSIDER, SERVER]
-    assert "participant" not in alone.guarantee.statement()
+    single = plan.make(config, np.ones((1, 1)))
+    assert [row.party for row in single.protection()][:2] == [OUTSIDER, SERVER]
+    assert "participant" not in single.guarantee.statement()
     poisson = {"relation": "zero_out_record", "sampler": samplers.Poisson(6.0, 4)}
     config = make_config(design="independent", rounds=2, **poisson)
     text = plan.make(config, np.ones((1, 1)), counts=[60]).guarantee.statement()
@@ -476,8 +485,8 @@ def test_what_differs_over_rounds_is_named(changes, text):
     assert text in gossip(**changes).guarantee.statement()
     by_round = by_schedule(scheduled.ScheduledGaussian(0.9), DSGD()).guarantee
     assert "with noise of a scale that changes by round against" in by_round.statement()
-    both = by_round.followed_by(by_round, planned=True)
-    assert "in phases with noise of their own against" in both.statement()
+    pair = by_round.followed_by(by_round, planned=True)
+    assert "in phases with noise of their own against" in pair.statement()
 
 
 @pytest.mark.parametrize(
@@ -497,12 +506,12 @@ def test_what_differs_over_rounds_is_named(changes, text):
 )
 def test_a_delta_above_one_over_the_units_warns(changes, counts, text):
     config = make_config(design="independent", rounds=2, **changes)
-    given = None if counts is None else np.full(N, counts)
+    argument = None if counts is None else np.full(N, counts)
     if text is None:
-        plan.make(config, MATRIX, counts=given)
+        plan.make(config, MATRIX, counts=argument)
         return
     with pytest.warns(UserWarning, match=text) as caught:
-        plan.make(config, MATRIX, counts=given)
+        plan.make(config, MATRIX, counts=argument)
     assert len(caught) == 1 and caught[0].filename == __file__
 
 
@@ -515,9 +524,9 @@ def test_a_delta_above_one_over_the_clients_warns():
 
 
 def test_a_run_warns_where_the_plan_did_not_know_its_records():
-    one = plan.make(
+    training_plan = plan.make(
         make_config(design="independent", rounds=2, relation="replace_record", delta=0.01), MATRIX
     )
     with pytest.warns(UserWarning, match="delta is 0.01 for 144 records"):
-        statements.forecast_line([one], 5, np.full(N, 24))
-    statements.forecast_line([one], 5, np.full(N, 16))
+        statements.forecast_line([training_plan], 5, np.full(N, 24))
+    statements.forecast_line([training_plan], 5, np.full(N, 16))

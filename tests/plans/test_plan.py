@@ -29,15 +29,17 @@ def oracle_delta(mu, epsilon):
     return norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
 
 
-def oracle_mu(made, sensitivity):
+def oracle_mu(result, sensitivity):
     """Whitened distance of all T rounds for the worst agent and start, from a dense covariance."""
-    factor, rounds, n = made.factor.astype(np.float64), made.config.rounds, made.agents
+    factor = result.factor.astype(np.float64)
+    rounds = result.config.rounds
+    n = result.agents
     over_rounds = np.eye(rounds)
-    if made.strategy is not None:
-        inverse = np.linalg.inv(made.strategy)
+    if result.strategy is not None:
+        inverse = np.linalg.inv(result.strategy)
         over_rounds = inverse @ inverse.T
     covariance = np.kron(over_rounds, factor @ factor.T)
-    epochs, separation = made.config.participation or (rounds, 1)
+    epochs, separation = result.config.participation or (rounds, 1)
     worst = 0.0
     for agent in range(n):
         for start in range(rounds - (epochs - 1) * separation):
@@ -55,9 +57,9 @@ def oracle_mu(made, sensitivity):
 )
 def test_guarantee_is_what_a_dense_oracle_computes(network, name, relation):
     times = 1 if relation == "zero_out_record" else 2
-    made = plan.make(make_config(design=name, relation=relation), network)
-    mu = oracle_mu(made, times * made.config.protect.clip_norm)
-    stated = made.guarantee
+    training_plan = plan.make(make_config(design=name, relation=relation), network)
+    mu = oracle_mu(training_plan, times * training_plan.config.protect.clip_norm)
+    stated = training_plan.guarantee
     assert oracle_delta(mu, stated.epsilon) <= stated.delta
     # Tight as well: one percent less noise would break the guarantee.
     assert oracle_delta(mu * 1.01, stated.epsilon) > stated.delta
@@ -67,31 +69,36 @@ def test_guarantee_is_what_a_dense_oracle_computes(network, name, relation):
 
 def test_budget_of_each_agent_is_kept(network):
     epsilons = (2.0, 4.0, 4.0, 8.0, 8.0, 16.0)
-    made = plan.make(make_config(epsilon=epsilons), network)
-    diagonal = np.diag(np.linalg.inv(made.covariance()))
+    training_plan = plan.make(make_config(epsilon=epsilons), network)
+    diagonal = np.diag(np.linalg.inv(training_plan.covariance()))
     for agent, epsilon in enumerate(epsilons):
-        mu = 2 * made.config.protect.clip_norm * np.sqrt(made.config.rounds * diagonal[agent])
-        assert oracle_delta(mu, epsilon) <= made.config.budget.delta
+        mu = (
+            2
+            * training_plan.config.protect.clip_norm
+            * np.sqrt(training_plan.config.rounds * diagonal[agent])
+        )
+        assert oracle_delta(mu, epsilon) <= training_plan.config.budget.delta
 
 
 @pytest.mark.mutant
 def test_mis_scaled_noise_is_refused(network):
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
     with pytest.raises(ValueError, match="guarantee states epsilon"):
-        with_factor(made, np.float32(0.99) * made.factor)
-    with_factor(made, np.float32(1.01) * made.factor)
+        with_factor(training_plan, np.float32(0.99) * training_plan.factor)
+    with_factor(training_plan, np.float32(1.01) * training_plan.factor)
 
 
 def counting(monkeypatch, module, name):
     """The first arguments of all calls of a function, by whatever name modules have it."""
-    function, seen = getattr(module, name), []
+    function = getattr(module, name)
+    observed = []
 
     def counted(*args, **options):
-        seen.append(args[0] if args else options)
+        observed.append(args[0] if args else options)
         return function(*args, **options)
 
     monkeypatch.setattr(module, name, counted)
-    return seen
+    return observed
 
 
 def test_a_plan_checks_and_hashes_its_network_once(network, monkeypatch):
@@ -99,19 +106,21 @@ def test_a_plan_checks_and_hashes_its_network_once(network, monkeypatch):
     checks = counting(monkeypatch, mixing, "check_mixing")
     weights = counting(monkeypatch, _validate, "check_weights")
     digests = counting(monkeypatch, mixing, "fingerprint")
-    made = plan.make(make_config(design="whisper_horizon"), network)
+    training_plan = plan.make(make_config(design="whisper_horizon"), network)
     assert [len(calls) for calls in (targets, checks, weights, digests)] == [1, 1, 1, 1]
-    assert made.target is targets[0] and made.mixing is made.target.mixing
+    assert (
+        training_plan.target is targets[0] and training_plan.mixing is training_plan.target.mixing
+    )
 
 
 @pytest.mark.parametrize("part", [noise.OneStep(0.37), noise.BandedInverse(5)])
 def test_no_strategy_s_sensitivity_is_computed_twice(network, part, monkeypatch):
     """Of C as it is designed, and as runs apply it in float32 and in float64."""
-    seen = counting(monkeypatch, temporal, "sensitivity")
-    made = plan.make(make_config(noise=part, rounds=23), network)
-    assert len({matrix.tobytes() for matrix in seen}) == len(seen) == 3
-    again = plan.make(made.config, network)
-    assert len(seen) == 3 and again.guarantee == made.guarantee
+    observed = counting(monkeypatch, temporal, "sensitivity")
+    training_plan = plan.make(make_config(noise=part, rounds=23), network)
+    assert len({matrix.tobytes() for matrix in observed}) == len(observed) == 3
+    again = plan.make(training_plan.config, network)
+    assert len(observed) == 3 and again.guarantee == training_plan.guarantee
 
 
 @pytest.mark.mutant
@@ -120,29 +129,29 @@ def test_no_strategy_s_sensitivity_is_computed_twice(network, part, monkeypatch)
     [("clip_norm", 0.6), ("rounds", 21), ("relation", "zero_out_record"), ("delta", 1e-6)],
 )
 def test_swapped_config_is_refused(network, field, value):
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
     changed = make_config(**{field: value})
     with pytest.raises(ValueError, match="guarantee"):
-        retargeted(made, config=changed)
+        retargeted(training_plan, config=changed)
 
 
 @pytest.mark.mutant
 def test_swapped_relation_in_the_guarantee_is_refused(network):
-    made = plan.make(make_config(relation="zero_out_record"), network)
-    stronger = made.guarantee.replace(relation="replace_record")
+    training_plan = plan.make(make_config(relation="zero_out_record"), network)
+    stronger = training_plan.guarantee.replace(relation="replace_record")
     with pytest.raises(ValueError, match="guarantee.relation"):
-        dataclasses.replace(made, guarantee=stronger)
+        dataclasses.replace(training_plan, guarantee=stronger)
     # Noise for zero-out, everything labelled replacement: the audit computes twice the mu.
     config = make_config(relation="replace_record")
     with pytest.raises(ValueError, match="guarantee states epsilon"):
-        retargeted(made, config=config, guarantee=stronger)
+        retargeted(training_plan, config=config, guarantee=stronger)
 
 
 @pytest.mark.mutant
 def test_guarantee_understated_is_refused(network):
     """By the record itself where it contradicts itself, by the audit where it does not."""
-    made = plan.make(make_config(), network)
-    stated = made.guarantee
+    training_plan = plan.make(make_config(), network)
+    stated = training_plan.guarantee
     with pytest.raises(ValueError, match="exact epsilon"):
         stated.replace(epsilon=7.9)
     for weaker in (
@@ -150,24 +159,24 @@ def test_guarantee_understated_is_refused(network):
         stated.replace(mu=stated.mu * 0.9, epsilon=7.9),
     ):
         with pytest.raises(ValueError, match="guarantee states (epsilon|mu)"):
-            dataclasses.replace(made, guarantee=weaker)
+            dataclasses.replace(training_plan, guarantee=weaker)
 
 
 def test_noise_in_a_non_private_plan_and_none_in_a_private_one(network):
-    made = plan.make(make_config(design="non_private"), network)
-    assert not made.factor.any() and not np.isfinite(made.guarantee.epsilon)
+    training_plan = plan.make(make_config(design="non_private"), network)
+    assert not training_plan.factor.any() and not np.isfinite(training_plan.guarantee.epsilon)
     private = plan.make(make_config(), network)
     with pytest.raises(ValueError, match="guarantee"):
-        dataclasses.replace(made, guarantee=private.guarantee)
+        dataclasses.replace(training_plan, guarantee=private.guarantee)
     with pytest.raises(ValueError):
-        with_factor(private, made.factor)
+        with_factor(private, training_plan.factor)
 
 
 def test_float32_factor_of_a_badly_conditioned_design_keeps_the_bound():
     matrix = mixing.metropolis_hastings(graphs.complete(20))
-    made = plan.make(make_config(rounds=100), matrix)
-    bound = made.target.precision_bound(None)
-    diagonal = np.diag(np.linalg.inv(made.covariance()))
+    training_plan = plan.make(make_config(rounds=100), matrix)
+    bound = training_plan.target.precision_bound(None)
+    diagonal = np.diag(np.linalg.inv(training_plan.covariance()))
     assert diagonal.max() <= bound
     assert diagonal.max() >= 0.98 * bound
 
@@ -210,24 +219,25 @@ _DEALT = {"design": "spacetime", "relation": "zero_out_record"}
 def test_a_design_of_what_the_config_does_not_say_is_refused(network, name, changes, others):
     config = make_config(**changes)
     other = make_config(**changes | others)
-    given = plan.make(config, network).design
-    assert plan.make(config, network, design=given).design is given
+    argument = plan.make(config, network).design
+    assert plan.make(config, network, design=argument).design is argument
     with pytest.raises(ValueError, match=f"design is .* of {name} .*, the config's is "):
-        plan.make(other, network, design=given)
+        plan.make(other, network, design=argument)
     # Files from before the options held it have less to compare.
     if name != "step_sizes":
-        options = {key: value for key, value in given.options.items() if key != name}
-        older = dataclasses.replace(given, options=options)
+        options = {key: value for key, value in argument.options.items() if key != name}
+        older = dataclasses.replace(argument, options=options)
         assert plan.make(config, network, design=older).design is older
 
 
 @pytest.mark.parametrize("horizon", [5, 50])
 def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
     config = make_config(design="whisper_horizon", horizon=horizon, step_decay="sqrt")
-    made = plan.make(config, network)
-    bound, steps = made.target.precision_bound(None), 1 / np.sqrt(np.arange(1, horizon + 1))
-    wanted = design.Design.whisper(network, bound, horizon=horizon, step_sizes=steps)
-    np.testing.assert_array_equal(made.design.covariance, wanted.covariance)
+    training_plan = plan.make(config, network)
+    bound = training_plan.target.precision_bound(None)
+    steps = 1 / np.sqrt(np.arange(1, horizon + 1))
+    expected = design.Design.whisper(network, bound, horizon=horizon, step_sizes=steps)
+    np.testing.assert_array_equal(training_plan.design.covariance, expected.covariance)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +305,8 @@ def test_arguments_of_a_plan_that_are_something_else(network, changes, message):
 
 def test_a_partition_gives_counts_and_the_names_of_messages():
     shards = partition.iid(12, n=6, seed=0)
-    config, matrix = make_config(sampler=dp.samplers.Random(3)), np.full((6, 6), 1 / 6)
+    config = make_config(sampler=dp.samplers.Random(3))
+    matrix = np.full((6, 6), 1 / 6)
     with pytest.raises(ValueError, match="batch_size is 3, but agent 0 has 2 records"):
         plan.make(config, matrix, counts=shards)
     named = shards._replace(names=tuple("abcdef"))
@@ -323,40 +334,40 @@ def test_wrong_number_of_budgets(network):
 
 
 def test_arrays_cannot_be_changed_after_the_audit(network):
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
     with pytest.raises(ValueError, match="read-only"):
-        made.factor *= np.float32(0.5)
-    mine = made.factor.copy()
-    copied = with_factor(made, mine)
+        training_plan.factor *= np.float32(0.5)
+    mine = training_plan.factor.copy()
+    copied = with_factor(training_plan, mine)
     mine *= 0
-    np.testing.assert_array_equal(copied.factor, made.factor)
+    np.testing.assert_array_equal(copied.factor, training_plan.factor)
 
 
 def test_fingerprint_sees_every_part(network):
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
     again = plan.make(make_config(), network)
     other = plan.make(make_config(step_size=0.2), network)
-    assert made.fingerprint() == again.fingerprint() != other.fingerprint()
+    assert training_plan.fingerprint() == again.fingerprint() != other.fingerprint()
 
 
 def test_options_of_the_designs(network):
     groups = ((0, 1, 2), (3, 4, 5))
-    made = plan.make(make_config(subgroups=groups), network)
-    assert not made.covariance()[:3, 3:].any()
+    training_plan = plan.make(make_config(subgroups=groups), network)
+    assert not training_plan.covariance()[:3, 3:].any()
     limited = plan.make(make_config(max_variance=1.5), network)
     bound = limited.target.precision_bound(None)
     assert np.diag(limited.covariance()).max() * bound <= 1.5 * (1 + 1e-5)
     with pytest.raises(ValueError, match="subgroups"):
-        plan.make(make_config(), network, design=made.design)
+        plan.make(make_config(), network, design=training_plan.design)
     assert make_config(epsilon=[1.0, 2.0]).budget.epsilon == (1.0, 2.0)
 
 
 def test_numbers_of_other_libraries_become_plain(network):
-    made = plan.make(
+    training_plan = plan.make(
         make_config(rounds=np.int64(4), clip_norm=np.float32(0.5), epsilon=np.float64(2)), network
     )
     assert (
-        made.fingerprint()
+        training_plan.fingerprint()
         == plan.make(make_config(rounds=4, clip_norm=0.5, epsilon=2.0), network).fingerprint()
     )
 
@@ -365,9 +376,9 @@ def test_mixing_that_does_not_average_is_refused(network):
     for matrix in (5 * network, -network, np.full_like(network, np.nan)):
         with pytest.raises(ValueError, match="mixing"):
             plan.make(make_config(), matrix)
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
     with pytest.raises(ValueError, match="mixing"):
-        retargeted(made, mixing=2 * network)
+        retargeted(training_plan, mixing=2 * network)
 
 
 def test_sensitivity_is_that_of_the_rounded_coefficients():
@@ -376,8 +387,8 @@ def test_sensitivity_is_that_of_the_rounded_coefficients():
     larger = 0
     for c in np.linspace(1, 2, 60):
         truth = 1 / float(np.float32(1 / c))
-        found = np.sqrt(calibration.partial_energies(c * np.eye(4), when, [4])[0])
-        assert truth <= found <= max(truth, c) * (1 + 1e-8)
+        result = np.sqrt(calibration.partial_energies(c * np.eye(4), when, [4])[0])
+        assert truth <= result <= max(truth, c) * (1 + 1e-8)
         larger += truth > c * (1 + 1e-8)
     # What forgets the rounding would understate these.
     assert larger > 10
@@ -424,42 +435,44 @@ def test_the_plan_says_whom_the_seed_betrays(network):
     text = "agents who share its seed are NOT protected from each other"
     assert text in repr(plan.make(make_config(), network))
     assert text in repr(plan.make(make_config(subgroups=((0, 1, 2), (3, 4, 5))), network))
-    for alone in ("independent", "mafalda", "non_private"):
-        assert text not in repr(plan.make(make_config(design=alone), network))
+    for single in ("independent", "mafalda", "non_private"):
+        assert text not in repr(plan.make(make_config(design=single), network))
 
 
 def test_plans_that_differ_are_told_apart_as_they_were_given(network, small):
-    one, other, bare = (
+    first, other, bare = (
         plan.make(make_config(design=design), network)
         for design in ("independent", "mafalda", "non_private")
     )
     with pytest.raises(ValueError, match=r"differ in noise \('independent' and 'mafalda'\)"):
-        Statics.of((bare, one, other), (small,))
-    both = [Statics.of(plans, (small,)) for plans in ((bare, one), (one, bare), (one,))]
-    assert both[0] == both[1] == both[2]
+        Statics.of((bare, first, other), (small,))
+    pair = [Statics.of(plans, (small,)) for plans in ((bare, first), (first, bare), (first,))]
+    assert pair[0] == pair[1] == pair[2]
 
 
 def test_what_is_no_number_is_stated_by_none(network):
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
 
-    class Silent(type(made.noise)):
+    class Silent(type(training_plan.noise)):
         def loss(self, target):
             loss = super().loss(target)
             return dataclasses.replace(loss, epsilon=np.full(target.agents, np.nan))
 
-    stated = dataclasses.replace(made.guarantee, custom=("Silent",), secrets=None)
+    stated = dataclasses.replace(training_plan.guarantee, custom=("Silent",), secrets=None)
     with pytest.raises(ValueError, match="guarantee states epsilon .* but its noise gives nan"):
-        dataclasses.replace(made, noise=Silent(**vars(made.noise)), guarantee=stated)
+        dataclasses.replace(
+            training_plan, noise=Silent(**vars(training_plan.noise)), guarantee=stated
+        )
 
 
 def test_one_agent_below_its_own_loss_makes_the_papers_rule_unsound():
     """Its exact epsilon is above its own budget, and below the largest one."""
     budget = Budget((40.0,) * 5 + (80.0,), 1e-5, "paper", allow_unsound=True)
     config = dataclasses.replace(make_config(design="pairwise"), budget=budget)
-    made = plan.make(config, mixing.metropolis_hastings(graphs.ring(6)))
-    exact = made.noise.loss(made.target).exact_epsilon
+    training_plan = plan.make(config, mixing.metropolis_hastings(graphs.ring(6)))
+    exact = training_plan.noise.loss(training_plan.target).exact_epsilon
     assert exact[0] > 40 and exact.max() < 80
-    stated = made.guarantee
+    stated = training_plan.guarantee
     assert stated.unsound and "FALSE" in stated.caption()
     assert type(stated).from_dict(stated.to_dict()) == stated
     with pytest.raises(ValueError, match="per_agent_epsilon is 40.0 at agent . with mu"):

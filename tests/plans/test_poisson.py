@@ -26,8 +26,8 @@ UNEQUAL = np.array([24, 60, 12, 24])
 
 
 def config(**changes):
-    given = {"relation": "zero_out_record", "sampler": Poisson(4.0, 6), "epsilon": 2.0}
-    return make_config(**(given | changes))
+    options = {"relation": "zero_out_record", "sampler": Poisson(4.0, 6), "epsilon": 2.0}
+    return make_config(**(options | changes))
 
 
 @functools.cache
@@ -36,29 +36,30 @@ def made(unequal=False):
 
 
 def draws(sampler, counts, rounds):
-    each = jax.vmap(lambda t: sampler.draw(jax.random.fold_in(jax.random.key(3), t), t, counts))
-    return jax.jit(each)(jnp.arange(rounds))
+    function = jax.vmap(lambda t: sampler.draw(jax.random.fold_in(jax.random.key(3), t), t, counts))
+    return jax.jit(function)(jnp.arange(rounds))
 
 
 def presence(sampler, counts, rounds):
     """[T, n, m] which records were drawn."""
     rows, padding = map(np.asarray, draws(sampler, jnp.asarray(counts), rounds))
-    found = np.zeros((rounds, len(counts), max(counts)), int)
+    result = np.zeros((rounds, len(counts), max(counts)), int)
     for t, agent, place in zip(*np.nonzero(~padding), strict=True):
-        found[t, agent, rows[t, agent, place]] += 1
-    return found
+        result[t, agent, rows[t, agent, place]] += 1
+    return result
 
 
 def test_records_are_drawn_at_their_rate_apart_from_each_other():
-    counts, rounds = np.array([24, 60, 7]), 2000
+    counts = np.array([24, 60, 7])
+    rounds = 2000
     sampler = Poisson(4.0, 5, records=60)
-    found = presence(sampler, counts, rounds)
-    assert found.max() == 1
+    result = presence(sampler, counts, rounds)
+    assert result.max() == 1
     for agent, count in enumerate(counts):
         rate = sampler.rates(counts)[agent]
         assert rate == pytest.approx(4 / count)
-        own = found[:, agent, :count]
-        assert not found[:, agent, count:].any()
+        own = result[:, agent, :count]
+        assert not result[:, agent, count:].any()
         deviation = np.sqrt(rate * (1 - rate) / rounds)
         assert np.abs(own.mean(axis=0) - rate).max() < 4.5 * deviation
         # Sizes vary as sums of independent flips do, and rounds know nothing of each other.
@@ -74,8 +75,8 @@ def test_a_batch_of_all_records_and_rates_that_never_exceed_what_is_stated():
     # The threshold of 32 random bits, as the draw computes it, for many numbers of records.
     counts = np.arange(8, 70_000, 13)
     rate = jnp.float32(7 * (1 - 2.0**-20)) / jnp.asarray(counts).astype(jnp.float32)
-    most = np.asarray((rate * jnp.float32(2.0**32)).astype(jnp.uint32), np.float64) / 2.0**32
-    assert (most <= 7 / counts).all() and (most > (1 - 1e-5) * 7 / counts).all()
+    maximum = np.asarray((rate * jnp.float32(2.0**32)).astype(jnp.uint32), np.float64) / 2.0**32
+    assert (maximum <= 7 / counts).all() and (maximum > (1 - 1e-5) * 7 / counts).all()
 
 
 def query(task, capacity=None):
@@ -86,13 +87,14 @@ def query(task, capacity=None):
 def test_batches_beyond_the_capacity_are_computed_in_passes():
     task = make_problem(4)
     models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 4))
-    x, y = jnp.asarray(task.x), jnp.asarray(task.y)
-    most = 0
+    x = jnp.asarray(task.x)
+    y = jnp.asarray(task.y)
+    maximum = 0
     passes = {
-        size: jax.jit(lambda *given, size=size: query(task, size)(*given).total)
+        size: jax.jit(lambda *value, size=size: query(task, size)(*value).total)
         for size in (2, 5, 24)
     }
-    at_once = jax.jit(lambda *given: query(task)(*given).total)
+    at_once = jax.jit(lambda *argument: query(task)(*argument).total)
     for seed in range(3):
         totals = []
         for capacity, total in passes.items():
@@ -100,13 +102,13 @@ def test_batches_beyond_the_capacity_are_computed_in_passes():
             drawn = sampler.draw(jax.random.key(seed), 0, jnp.asarray(EQUAL))
             rows = jnp.take_along_axis(jnp.asarray(task.partition.indices), drawn.rows, axis=1)
             totals.append(total(models, UngatheredBatch(x, y, rows, drawn.padding)))
-            most = max(most, int((~drawn.padding).sum(axis=1).max()))
+            maximum = max(maximum, int((~drawn.padding).sum(axis=1).max()))
         # The whole batch at once, by the query that knows no passes.
-        whole = at_once(models, (x[rows], y[rows], drawn.padding))
-        for one in totals:
-            for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(whole), strict=True):
+        complete = at_once(models, (x[rows], y[rows], drawn.padding))
+        for item in totals:
+            for a, b in zip(jax.tree.leaves(item), jax.tree.leaves(complete), strict=True):
                 np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-6)
-    assert most > 9
+    assert maximum > 9
 
 
 def test_an_empty_batch_is_zero():
@@ -124,17 +126,18 @@ def test_the_guarantee_against_another_accountant(unequal):
     from dp_accounting import dp_event, pld
     from dp_accounting.privacy_accountant import NeighboringRelation
 
-    plan, counts = made(unequal), UNEQUAL if unequal else EQUAL
+    plan = made(unequal)
+    counts = UNEQUAL if unequal else EQUAL
     assert plan.guarantee.accountant == "pld" and plan.guarantee.mu is None
     precision = np.linalg.inv(plan.covariance())
-    found = []
+    results = []
     for agent, count in enumerate(counts):
         ratio = 0.5 * np.sqrt(precision[agent, agent])
         accountant = pld.PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
         event = dp_event.PoissonSampledDpEvent(4 / count, dp_event.GaussianDpEvent(1 / ratio))
-        found.append(accountant.compose(event, 20).get_epsilon(1e-5))
+        results.append(accountant.compose(event, 20).get_epsilon(1e-5))
     # Never above the budget, and close to it.
-    assert max(found) <= 2.0 and max(found) > 1.99
+    assert max(results) <= 2.0 and max(results) > 1.99
     assert plan.guarantee.epsilon == 2.0 and plan.guarantee.exact_epsilon <= 2.0
     # Without sampling, the same noise is worth far less: mu 1.5 is epsilon 7.
     loss = plan.guarantee.loss
@@ -146,22 +149,22 @@ def test_the_guarantee_against_another_accountant(unequal):
 def test_understated_plans_are_refused():
     plan = made()
     with pytest.raises(ValueError, match="guarantee states ratios"):
-        less = dataclasses.replace(plan.noise, factor=plan.factor * np.float32(0.99))
-        dataclasses.replace(plan, noise=less)
+        reduced = dataclasses.replace(plan.noise, factor=plan.factor * np.float32(0.99))
+        dataclasses.replace(plan, noise=reduced)
     with pytest.raises(ValueError, match="guarantee states rates"):
         retargeted(plan, counts=EQUAL - 1)
     with pytest.raises(ValueError, match="counts is None"):
         retargeted(plan, counts=None)
-    more = dataclasses.replace(plan.config, sampler=Poisson(4.1, 6))
+    extra = dataclasses.replace(plan.config, sampler=Poisson(4.1, 6))
     with pytest.raises(ValueError, match="guarantee states rates"):
-        retargeted(plan, config=more)
+        retargeted(plan, config=extra)
     twice = dataclasses.replace(plan.config, rounds=40)
     with pytest.raises(ValueError, match="guarantee.rounds"):
         retargeted(plan, config=twice)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"relation": "replace_record"}, "relation 'replace_record'"),
         ({"relation": "replace_agent"}, "relation 'replace_agent'"),
@@ -177,8 +180,8 @@ def test_understated_plans_are_refused():
         ),
     ],
 )
-def test_what_sampling_does_not_amplify_is_refused(changes, told):
-    with pytest.raises(ValueError, match=f"covers no privacy amplification with {told}"):
+def test_what_sampling_does_not_amplify_is_refused(changes, reported):
+    with pytest.raises(ValueError, match=f"covers no privacy amplification with {reported}"):
         config(**changes)
 
 
@@ -225,10 +228,10 @@ def test_a_sampler_that_draws_more_often_than_it_says_is_refused(kind):
 
 
 def test_runs_and_what_the_capacity_does_to_them():
-    whole = retargeted(made(), config=config(sampler=Poisson(4.0, 24)))
+    complete = retargeted(made(), config=config(sampler=Poisson(4.0, 24)))
     # Of a model's own sum, rounding of a pass lowers the clip norm, and passes differ.
     task = dataclasses.replace(make_problem(4), weighted=None)
-    small, large = (run(one, task, seeds=[0, 1], eval_every=10) for one in (made(), whole))
+    small, large = (run(case, task, seeds=[0, 1], eval_every=10) for case in (made(), complete))
     for name, value in small.metrics.items():
         np.testing.assert_allclose(value, large.metrics[name], rtol=2e-5, err_msg=name)
     assert np.isfinite(large.metrics["test_loss"]).all()
@@ -260,20 +263,20 @@ def test_a_stopped_run_goes_on_with_the_same_batches(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
 def test_agents_on_two_devices_give_the_same_numbers():
-    alone, spread = (run(made(), make_problem(4), seeds=[0], devices=count) for count in (1, 2))
-    for metric, values in alone.metrics.items():
+    single, spread = (run(made(), make_problem(4), seeds=[0], devices=count) for count in (1, 2))
+    for metric, values in single.metrics.items():
         np.testing.assert_allclose(spread.metrics[metric], values, rtol=2e-5, atol=2e-6)
 
 
 def drawn_rows(plan, task, seed, rounds):
     """The only agent's records in every round of a run."""
     key = jax.random.fold_in(keys.derive(seed, "noise"), 2**32 - 1)
-    found = []
+    results = []
     for t in range(rounds):
         drawn = plan.sampler.draw(jax.random.fold_in(key, t), t, jnp.asarray(task.partition.counts))
         rows = np.asarray(drawn.rows)[0][~np.asarray(drawn.padding)[0]]
-        found.append(task.partition.indices[0][rows])
-    return found
+        results.append(task.partition.indices[0][rows])
+    return results
 
 
 def dp_sgd(task, params, batches, divisor):
@@ -319,26 +322,28 @@ def test_one_agent_is_dp_sgd(expected, seed, empty):
 
 @pytest.mark.slow
 def test_rounds_that_draw_nobody_move_by_their_noise_alone():
-    task, seed = make_problem(1), 5
+    task = make_problem(1)
+    seed = 5
     other = dataclasses.replace(task, y=-task.y)
 
-    def ends(one, **changes):
+    def ends(value, **changes):
         plan = plan_.make(config(rounds=3, **changes), ALONE, counts=task.partition.counts)
-        models = jax.tree.leaves(run(plan, one, seeds=[seed]).params)
+        models = jax.tree.leaves(run(plan, value, seeds=[seed]).params)
         sizes = [len(batch) for batch in drawn_rows(plan, task, seed, 3)]
         return [np.asarray(leaf)[0, 0, 0] for leaf in models], sizes
 
     start = jax.tree.leaves(task.init(keys.derive(seed, "initial")))
-    rare, often = Poisson(0.05, 6), Poisson(4.0, 6)
+    rare = Poisson(0.05, 6)
+    often = Poisson(4.0, 6)
     still, sizes = ends(task, sampler=rare, design="non_private")
     assert sizes == [0, 0, 0]
     for a, b in zip(still, start, strict=True):
         np.testing.assert_array_equal(a, b)
     # Noise moves it, the same on other labels; where records are drawn, labels tell.
     for sampler, alike in ((rare, True), (often, False)):
-        (one, sizes), (two, _) = (ends(each, sampler=sampler) for each in (task, other))
+        (first, sizes), (second, _) = (ends(case, sampler=sampler) for case in (task, other))
         assert any(sizes) != alike
-        for a, b, begun in zip(one, two, start, strict=True):
+        for a, b, begun in zip(first, second, start, strict=True):
             assert np.isfinite(a).all() and (a != begun).all()
             assert np.array_equal(a, b) == alike
 
@@ -391,7 +396,7 @@ def test_a_payload_that_carries_records_into_later_rounds_is_refused():
 
 
 def test_a_forecast_tells_the_epsilon_of_sampled_batches():
-    found = made().forecast(200)
+    result = made().forecast(200)
     # At its own ratio the epsilon is the budget's, not the much larger one without sampling.
-    assert found.epsilon(found.ratio) == pytest.approx(2.0, rel=1e-3)
-    assert found.floor <= found.ratio * (1 + 1e-9)
+    assert result.epsilon(result.ratio) == pytest.approx(2.0, rel=1e-3)
+    assert result.floor <= result.ratio * (1 + 1e-9)

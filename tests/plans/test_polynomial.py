@@ -32,60 +32,62 @@ def make(matrix=RING, part=noise.Polynomial(), **changes):  # noqa: B008
 @pytest.mark.parametrize("part", [noise.Polynomial(), noise.Polynomial(3, "run")])
 def test_the_stated_loss_is_hardly_above_the_exact_one(part):
     for matrix in (RING, mixing.metropolis_hastings(graphs.star(7), sparse=True)):
-        made = make(matrix, part, rounds=9)
-        view = views.dsgd(mixing.dense(matrix), covariance=made.covariance()).ldp()
-        exact = view.gdp(made.config.pattern).max() * made.config.protect.sensitivity
-        assert exact <= made.guarantee.mu * (1 + 1e-6) < exact * 1.08
-        assert made.guarantee.epsilon == 8 and made.guarantee.secrets == "shared"
+        result = make(matrix, part, rounds=9)
+        view = views.dsgd(mixing.dense(matrix), covariance=result.covariance()).ldp()
+        exact = view.gdp(result.config.pattern).max() * result.config.protect.sensitivity
+        assert exact <= result.guarantee.mu * (1 + 1e-6) < exact * 1.08
+        assert result.guarantee.epsilon == 8 and result.guarantee.secrets == "shared"
         again = make(matrix, part, rounds=9)
-        assert made.fingerprint() == again.fingerprint()
+        assert result.fingerprint() == again.fingerprint()
 
 
 def test_every_agent_has_its_own_budget():
     each = tuple(np.linspace(2, 8, 12))
-    made = make(epsilon=each, rounds=3)
-    assert made.guarantee.per_agent_epsilon == pytest.approx(each)
+    result = make(epsilon=each, rounds=3)
+    assert result.guarantee.per_agent_epsilon == pytest.approx(each)
 
 
 @pytest.mark.slow
 def test_poisson_batches_need_less_noise():
     poisson = {"sampler": samplers.Poisson(2.0, 4), "relation": "zero_out_record"}
-    sampled, full = (
+    sampled, complete = (
         make(rounds=4, counts=np.full(12, 20), **changes)
         for changes in (poisson, {"relation": "zero_out_record"})
     )
-    assert sampled.guarantee.epsilon == full.guarantee.epsilon
-    assert (sampled.arrays["factor"] < 0.9 * full.arrays["factor"]).all()
+    assert sampled.guarantee.epsilon == complete.guarantee.epsilon
+    assert (sampled.arrays["factor"] < 0.9 * complete.arrays["factor"]).all()
 
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("layout", ["dense", "tables"])
 def test_a_round_draws_what_the_plan_is_about(layout):
-    made = make(REGULAR)
+    result = make(REGULAR)
     w = REGULAR.toarray() if layout == "dense" else gossip.neighbours(REGULAR, np.float32)
-    arrays = {**made.arrays, "mixing": jax.tree.map(jnp.asarray, w)}
-    key, zeros = jax.random.key(1, impl="threefry2x32"), jnp.zeros((320, 40))
-    link = made.privatizer.transformation(arrays, key)
+    arrays = {**result.arrays, "mixing": jax.tree.map(jnp.asarray, w)}
+    key = jax.random.key(1, impl="threefry2x32")
+    zeros = jnp.zeros((320, 40))
+    link = result.privatizer.transformation(arrays, key)
     drawn, _ = jax.jit(link.update)(zeros, link.init(zeros))
     white = noise_.correlated(np.ones(320, np.float32), key=key, rounds=20)
     normals, _ = white.update(zeros, white.init(zeros))
-    expected = made.factor.astype(np.float64) @ np.asarray(normals, np.float64)
+    expected = result.factor.astype(np.float64) @ np.asarray(normals, np.float64)
     np.testing.assert_allclose(drawn, expected, atol=3e-6 * np.abs(expected).max())
     # Without the last product with W it would be something else.
-    fewer = made.arrays["polynomial"].copy()
+    fewer = result.arrays["polynomial"].copy()
     fewer[-1] = 0
-    link = made.privatizer.transformation(arrays | {"polynomial": fewer}, key)
+    link = result.privatizer.transformation(arrays | {"polynomial": fewer}, key)
     drawn, _ = jax.jit(link.update)(zeros, link.init(zeros))
     assert np.abs(drawn - expected).max() > 1e-2 * np.abs(expected).max()
 
 
 def test_float64_models_have_the_noise_of_float32_weights():
-    made = make(REGULAR)
-    solution = made.noise.solution
+    result = make(REGULAR)
+    solution = result.noise.solution
     with double_precision():
-        key, zeros = jax.random.key(1, impl="threefry2x32"), jnp.zeros((320, 3), jnp.float64)
-        arrays = {**made.arrays, "mixing": jnp.asarray(REGULAR.toarray())}
-        link = made.privatizer.transformation(arrays, key)
+        key = jax.random.key(1, impl="threefry2x32")
+        zeros = jnp.zeros((320, 3), jnp.float64)
+        arrays = {**result.arrays, "mixing": jnp.asarray(REGULAR.toarray())}
+        link = result.privatizer.transformation(arrays, key)
         drawn, _ = link.update(zeros, link.init(zeros))
         white = noise_.correlated(np.ones(320), key=key, rounds=20)
         normals = np.asarray(white.update(zeros, white.init(zeros))[0])
@@ -115,26 +117,26 @@ def test_plans_of_two_degrees_run_apart():
 
 @pytest.mark.mutant
 def test_weaker_noise_is_refused():
-    made = make()
-    solution = made.noise.solution
-    less = solution.scales.copy()
-    less[3] *= np.float32(1 - 1e-6)
+    result = make()
+    solution = result.noise.solution
+    reduced = solution.scales.copy()
+    reduced[3] *= np.float32(1 - 1e-6)
     changed = solution.coefficients.copy()
     changed[-1] *= np.float32(0.9)
     for values, message in (
-        ({"scales": less}, "for agent 3"),
+        ({"scales": reduced}, "for agent 3"),
         ({"scales": solution.scales.astype(float)}, "factor is float64"),
         ({"scales": solution.scales[:5]}, r"factor is float32 \(5,\)"),
         ({"coefficients": changed}, "guarantee states"),
         ({"coefficients": 0 * changed}, "guarantee states"),
         ({"precision": 0.5 * solution.precision[:1]}, "guarantee states"),
     ):
-        wrong = dataclasses.replace(solution, **values)
+        invalid = dataclasses.replace(solution, **values)
         with pytest.raises(ValueError, match=message):
-            dataclasses.replace(made, noise=dataclasses.replace(made.noise, solution=wrong))
+            dataclasses.replace(result, noise=dataclasses.replace(result.noise, solution=invalid))
     with pytest.raises(ValueError, match="another mixing matrix"):
         matrix = polynomial.rounded(mixing.metropolis_hastings(graphs.star(12)))
-        dataclasses.replace(made, noise=dataclasses.replace(made.noise, matrix=matrix))
+        dataclasses.replace(result, noise=dataclasses.replace(result.noise, matrix=matrix))
 
 
 def test_what_it_does_not_join_is_refused(monkeypatch):
@@ -149,13 +151,13 @@ def test_what_it_does_not_join_is_refused(monkeypatch):
     ):
         with pytest.raises(ValueError, match=message):
             make(**changes)
-    for wrong in ({"degree": 0}, {"degree": 40}, {"horizon": 0}, {"horizon": "all"}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            noise.Polynomial(**wrong)
+    for invalid in ({"degree": 0}, {"degree": 40}, {"horizon": 0}, {"horizon": "all"}):
+        with pytest.raises(ValueError, match=next(iter(invalid))):
+            noise.Polynomial(**invalid)
     monkeypatch.setattr("dpjax.plans.polynomial._DENSE", 9)
-    made = make()
+    result = make()
     with pytest.raises(ValueError, match="no one factor says"):
-        made.factor  # noqa: B018
-    assert "; noise allows for " in repr(made) and "NOT protected" in repr(made)
+        result.factor  # noqa: B018
+    assert "; noise allows for " in repr(result) and "NOT protected" in repr(result)
     with pytest.raises(ValueError, match="no noise design over agents"):
-        made.save("plan")
+        result.save("plan")

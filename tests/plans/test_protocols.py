@@ -40,10 +40,11 @@ SLOW = ("average", "midway", "sketch")
 )
 def test_a_round_joins_the_parts(name):
     case = CASES[name]
-    made, drawn = algorithm(case), batch(agents=case.agents)
-    state = made.init(case.models)
-    new, info = made.step(KEY, state, drawn)
-    jitted, sent = jax.jit(made.step)(KEY, state, drawn)
+    result = algorithm(case)
+    drawn = batch(agents=case.agents)
+    state = result.init(case.models)
+    new, info = result.step(KEY, state, drawn)
+    jitted, sent = jax.jit(result.step)(KEY, state, drawn)
     # The tree, shapes and dtypes are those of the start, so that rounds can be scanned.
     assert jax.tree.structure(new) == jax.tree.structure(state)
     for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(new), strict=True):
@@ -76,7 +77,8 @@ def test_a_round_joins_the_parts(name):
 def test_the_composed_round_is_the_written_one():
     """D-SGD by parts against its formula written out, to the bit."""
     arrays, shared = parts(CASES["dsgd"])
-    made, query = algorithm(CASES["dsgd"]), Records()
+    result = algorithm(CASES["dsgd"])
+    query = Records()
     chain = optax.chain(correlated(), optax.scale(1 / 2.0), optax.sgd(0.1, momentum=0.9))
 
     @jax.jit
@@ -85,11 +87,12 @@ def test_the_composed_round_is_the_written_one():
         messages = optax.apply_updates(params, updates)
         return gossip.mix(arrays["mixing"], messages), inner, messages
 
-    params, state = models(), made.init(models())
+    params = models()
+    state = result.init(models())
     inner = chain.init(params)
     for t in range(3):
         params, inner, messages = written(params, inner, batch(t))
-        state, info = jax.jit(made.step)(KEY, state, batch(t))
+        state, info = jax.jit(result.step)(KEY, state, batch(t))
         np.testing.assert_array_equal(messages["w"], info.messages["w"])
         np.testing.assert_array_equal(params["w"], state.models["w"])
 
@@ -98,13 +101,14 @@ def test_the_halves_around_a_network_are_the_whole_round():
     case = CASES["tracking"]
     arrays, shared = parts(case)
     cut = make_algorithm(case.method, arrays, privatizer=correlated(), **shared)
-    whole, state = algorithm(case), cut.init(case.models)
-    wanted, info = whole.step(KEY, state, batch())
+    complete = algorithm(case)
+    state = cut.init(case.models)
+    expected, info = complete.step(KEY, state, batch())
     sent = cut.outgoing(KEY, state, batch())
     np.testing.assert_array_equal(sent.message["w"], info.messages["w"])
     received = Gossip()(arrays, state.round, sent.message)
     new = cut.incoming(KEY, state, batch(), sent, received.value)
-    jax.tree.map(np.testing.assert_array_equal, new.models, wanted.models)
+    jax.tree.map(np.testing.assert_array_equal, new.models, expected.models)
 
 
 @dataclass(frozen=True)
@@ -163,8 +167,8 @@ def test_poisson_sampling_and_a_loss_that_is_not_gaussian():
     sampler = Poisson(5.0)
     sampler.check(counts)
     drawn = jax.vmap(lambda k: sampler.draw(k, 0, jnp.asarray(counts)))(jax.random.split(KEY, 2000))
-    taken = (~drawn.padding).sum(-1).mean(0)
-    np.testing.assert_allclose(taken, 5.0, atol=0.2)
+    mean = (~drawn.padding).sum(-1).mean(0)
+    np.testing.assert_allclose(mean, 5.0, atol=0.2)
     assert drawn.padding[:, 1, 20:].all()
     loss = Pld(5 / 40, 1.0, 20)
     assert loss.after(10).epsilon(1e-5) < loss.epsilon(1e-5) < loss.then(loss).epsilon(1e-5)
@@ -186,6 +190,6 @@ def test_clipping_per_agent_is_a_query_too():
 
     arrays, shared = parts(CASES["dsgd"])
     shared |= {"query": query, "divisor": 1.0}
-    made = make_algorithm(Dsgd(), arrays, privatizer=correlated(), **shared)
-    _, info = made.step(KEY, made.init(models()), batch())
+    result = make_algorithm(Dsgd(), arrays, privatizer=correlated(), **shared)
+    _, info = result.step(KEY, result.init(models()), batch())
     assert set(info.metrics) == {"gradient_norm"}

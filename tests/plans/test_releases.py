@@ -31,34 +31,41 @@ from tests.transforms import rounding
 
 
 def test_a_release_states_the_epsilon_that_was_asked_for(tmp_path, network, small):
-    made = plan.make(make_config(epsilon=3.0, release=True, rounds=4), network)
-    assert made.guarantee.added_epsilon == 0
-    assert "; 0.003 of epsilon is for noise of finite precision" in made.guarantee.statement()
-    result = run(made, small, seeds=[0], eval_every=2, key_file=tmp_path / "key")
+    training_plan = plan.make(make_config(epsilon=3.0, release=True, rounds=4), network)
+    assert training_plan.guarantee.added_epsilon == 0
+    assert (
+        "; 0.003 of epsilon is for noise of finite precision" in training_plan.guarantee.statement()
+    )
+    result = run(training_plan, small, seeds=[0], eval_every=2, key_file=tmp_path / "key")
     (spent,) = result.guarantees
     assert 0 < spent.added_epsilon < 1e-3 and 0 < spent.added_delta <= 0.01 * spent.delta
     true = gdp.epsilon(spent.mu, spent.delta - spent.added_delta) + spent.added_epsilon
-    assert 0.998 * 3 < true <= spent.epsilon == made.guarantee.epsilon == 3.0
+    assert 0.998 * 3 < true <= spent.epsilon == training_plan.guarantee.epsilon == 3.0
     assert "(epsilon = 3, delta" in spent.statement() and "(epsilon = 3, " in spent.caption()
     assert "for noise of finite precision" in spent.statement()
     row = result.rows()[-1]
     assert row["epsilon"] == spent.epsilon == row["guarantee"]["epsilon"]
     # A callback's stop keeps the cost.
     stopped = run(
-        made, small, seeds=[0], eval_every=2, key_file=tmp_path / "key", callback=lambda _: True
+        training_plan,
+        small,
+        seeds=[0],
+        eval_every=2,
+        key_file=tmp_path / "key",
+        callback=lambda _: True,
     )
     assert stopped.guarantees[0].added_epsilon == spent.added_epsilon
 
 
 def test_a_release_sends_no_message_that_is_not_finite(tmp_path, network, small, monkeypatch):
     """Whatever let it through: the rounds are spent, and the run begun again ends as it did."""
-    made = plan.make(make_config(release=True, rounds=4), network)
-    assert "It ends where a message is not finite" in made.guarantee.statement()
+    training_plan = plan.make(make_config(release=True, rounds=4), network)
+    assert "It ends where a message is not finite" in training_plan.guarantee.statement()
     files = {"key_file": tmp_path / "key", "checkpoint": tmp_path / "checkpoint"}
     monkeypatch.setattr(clipping, "_finite", lambda tree: jax.tree.map(lambda x: x * jnp.nan, tree))
     for _ in range(2):
         with pytest.raises(ValueError, match=r"rounds 1 to 2 is not finite, .* no epsilon covers"):
-            run(made, small, seeds=[0], eval_every=2, **files)
+            run(training_plan, small, seeds=[0], eval_every=2, **files)
     assert (tmp_path / "key").exists()
     simulated = plan.make(make_config(rounds=4), network)
     assert np.isnan(run(simulated, small, seeds=[0]).metrics["test_loss"]).all()
@@ -68,11 +75,12 @@ def test_a_release_sends_no_message_that_is_not_finite(tmp_path, network, small,
 def test_a_partition_made_from_labels_is_refused_in_a_release_and_stated_else(tmp_path, network):
     """One label that changes moves records of other agents, and public counts."""
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(240, 5)), np.where(rng.random(240) < 0.5, 1, -1)
+    x = rng.normal(size=(240, 5))
+    y = np.where(rng.random(240) < 0.5, 1, -1)
     other = np.where(np.arange(240) == 0, -y, y)
     dealt = [partition.dirichlet(labels, 6, 0.5, seed=0) for labels in (y, other)]
-    owners = [np.repeat(np.arange(6), one.counts) for one in dealt]
-    rows = [np.concatenate([r[:k] for r, k in zip(*one[:2], strict=True)]) for one in dealt]
+    owners = [np.repeat(np.arange(6), item.counts) for item in dealt]
+    rows = [np.concatenate([r[:k] for r, k in zip(*value[:2], strict=True)]) for value in dealt]
     first, second = (who[np.argsort(row)] for who, row in zip(owners, rows, strict=True))
     assert np.count_nonzero(first != second) > 100
     assert (dealt[0].counts != dealt[1].counts).any()
@@ -81,10 +89,10 @@ def test_a_partition_made_from_labels_is_refused_in_a_release_and_stated_else(tm
         config = make_config(
             release=release, rounds=2, design="independent", relation="replace_record"
         )
-        made = plan.make(config, network, counts=shards.counts)
+        training_plan = plan.make(config, network, counts=shards.counts)
         task = supervised(Linear(), "logistic", (x, y), (x, y), shards)
         key = {"key_file": tmp_path / "key"} if release else {}
-        return run(made, task, seeds=[0], **key).guarantees[0]
+        return run(training_plan, task, seeds=[0], **key).guarantees[0]
 
     with pytest.raises(ValueError, match=r"partition is made from private values.*partition\.iid"):
         learn(dealt[0], True)
@@ -101,11 +109,11 @@ def test_a_partition_made_from_labels_is_refused_in_a_release_and_stated_else(tm
     ):  # fmt: skip
         assert "taken as public" not in learn(public, False).statement()
     assert learn(public, True).release
-    both = stated.replace(private_partition=False).followed_by(stated, planned=True)
-    assert both.private_partition and Guarantee.from_dict(both.to_dict()) == both
-    wrong = public._replace(origin="labels")
+    pair = stated.replace(private_partition=False).followed_by(stated, planned=True)
+    assert pair.private_partition and Guarantee.from_dict(pair.to_dict()) == pair
+    invalid = public._replace(origin="labels")
     with pytest.raises(ValueError, match="partition.origin is 'labels'"):
-        learn(wrong, False)
+        learn(invalid, False)
 
 
 def test_a_phase_given_twice_repeats_noise_in_a_simulation_alone(tmp_path, network, small):
@@ -116,44 +124,47 @@ def test_a_phase_given_twice_repeats_noise_in_a_simulation_alone(tmp_path, netwo
             release=release, rounds=2, design="independent", epsilon=0.5, clip_norm=1e-6,
             step_size=1.0,
         )  # fmt: skip
-        made = plan.make(config, network)
+        training_plan = plan.make(config, network)
         key = [{"key_file": tmp_path / f"key{k}"} if release else {} for k in range(3)]
-        first = run(made, small, seeds=[0], **key[0])
-        zero, drawn = jax.tree.map(np.zeros_like, first.params), []
+        first = run(training_plan, small, seeds=[0], **key[0])
+        zero = jax.tree.map(np.zeros_like, first.params)
+        drawn = []
         options = {"start": zero, "phase": 1, "planned": True}
         for place in (1, 2):  # Two branches of one record, which nobody can tell apart.
-            again = run(made, small, seeds=[0], spent=first.guarantees, **options, **key[place])
+            again = run(
+                training_plan, small, seeds=[0], spent=first.guarantees, **options, **key[place]
+            )
             drawn.append(jax.tree.leaves(again.params)[1].ravel())
         options |= {"spent": again.guarantees}
         if release:
-            run(made, small, seeds=[0], **options, **key[1])
+            run(training_plan, small, seeds=[0], **options, **key[1])
         else:
             with pytest.raises(
                 ValueError, match=r"number is 1 and guarantees .* up to 1, .*give 2"
             ):
-                run(made, small, seeds=[0], **options)
+                run(training_plan, small, seeds=[0], **options)
         noise[release] = np.abs(drawn[0] - drawn[1]) > 1e-3 * np.abs(drawn[0])
     assert not noise[False].any() and noise[True].mean() > 0.9
 
 
 def test_no_phase_repeats_the_noise_of_an_earlier_one_under_a_total(network, small):
     total = protect.Budget(3.0, 1e-5)
-    made = plan.make(make_config(rounds=2, design="independent", epsilon=0.5), network)
-    first = run(made, small, seeds=[0])
+    training_plan = plan.make(make_config(rounds=2, design="independent", epsilon=0.5), network)
+    first = run(training_plan, small, seeds=[0])
     zero = jax.tree.map(np.zeros_like, first.params)
     stated = [first.guarantees[0].within(total)]
 
     def carried(phase, spent):
-        return run(made, small, seeds=[0], start=zero, phase=phase, spent=spent).guarantees
+        return run(training_plan, small, seeds=[0], start=zero, phase=phase, spent=spent).guarantees
 
     second = carried(5, stated)
-    assert second[0].phase == 5 and [one.phase for one in second[0].phases] == [0, 5]
+    assert second[0].phase == 5 and [item.phase for item in second[0].phases] == [0, 5]
     assert Guarantee.from_dict(second[0].to_dict()) == second[0]
     with pytest.raises(ValueError, match=r"number is 5 and guarantees .* up to 5, .*give 6"):
         carried(5, second)
     assert len(carried(6, second)[0].phases) == 3
     # A record of before phases were numbered.
-    older = [one.replace(phase=0) for one in second[0].phases]
+    older = [value.replace(phase=0) for value in second[0].phases]
     older = older[0].within(total).followed_by(older[1], planned=False)
     with pytest.raises(ValueError, match="number is 1 .* give 2"):
         carried(1, [older])
@@ -170,9 +181,11 @@ def test_no_phase_repeats_the_noise_of_an_earlier_one_under_a_total(network, sma
 )
 def test_what_is_hashed_of_a_release_is_what_runs(tmp_path, network, small, design):
     """Past noise is float64 with either flag: the run finds the program that was traced."""
-    made = plan.make(make_config(release=True, design=design, rounds=36), network)
+    training_plan = plan.make(make_config(release=True, design=design, rounds=36), network)
     before = program.traces()
-    result = run(made, small, seeds=[0], eval_every=12, chunk_blocks=1, key_file=tmp_path / "key")
+    result = run(
+        training_plan, small, seeds=[0], eval_every=12, chunk_blocks=1, key_file=tmp_path / "key"
+    )
     assert program.traces() - before == 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
 
@@ -180,22 +193,22 @@ def test_what_is_hashed_of_a_release_is_what_runs(tmp_path, network, small, desi
 def test_a_release_of_all_records_is_priced_by_the_largest_number_of_them(network):
     options = dict(relation="replace_record", design="independent", release=True, rounds=2)
     counts = np.arange(10, 10 + len(network))
-    full = plan.make(make_config(sampler=samplers.Full(), **options), network, counts=counts)
+    complete = plan.make(make_config(sampler=samplers.Full(), **options), network, counts=counts)
     drawn = make_config(batch_size=int(counts.max()), **options)
     priced = [
-        statements.with_precision_cost(made, 100).guarantee
-        for made in (full, plan.make(drawn, network))
+        statements.with_precision_cost(case, 100).guarantee
+        for case in (complete, plan.make(drawn, network))
     ]
     assert priced[0].added_epsilon == priced[1].added_epsilon > 0
 
 
 def test_the_grid_is_told_with_the_plan(network):
-    made = plan.make(make_config(release=True), network)
-    grid = made.grid
-    precision = np.linalg.inv(made.covariance()).diagonal()
+    training_plan = plan.make(make_config(release=True), network)
+    grid = training_plan.grid
+    precision = np.linalg.inv(training_plan.covariance()).diagonal()
     assert grid.deviation == pytest.approx(1 / np.sqrt(precision.max()))
     assert grid.spacing <= grid.deviation / 8 and grid.share <= 0.01
-    assert f"grid of {grid.spacing:.3g}" in repr(made)
+    assert f"grid of {grid.spacing:.3g}" in repr(training_plan)
     assert plan.make(make_config(), network).grid is None
 
 
@@ -209,18 +222,19 @@ def test_a_release_that_needs_more_than_its_reserve_is_refused_with_one_that_is_
         config = make_config(
             epsilon=epsilon, accountant=rule, release=True, design="independent", rounds=100
         )
-        made = plan.make(config, network)
-        assert "; 0.0001 of epsilon is for noise of finite" in made.guarantee.statement()
-        stated = statements.with_precision_cost(made, 1000).guarantee
-        assert stated.epsilon == made.guarantee.epsilon
-        assert stated.per_agent_epsilon == made.guarantee.per_agent_epsilon
+        training_plan = plan.make(config, network)
+        assert "; 0.0001 of epsilon is for noise of finite" in training_plan.guarantee.statement()
+        stated = statements.with_precision_cost(training_plan, 1000).guarantee
+        assert stated.epsilon == training_plan.guarantee.epsilon
+        assert stated.per_agent_epsilon == training_plan.guarantee.per_agent_epsilon
         with pytest.raises(ValueError, match="reserve is 0.001 of epsilon") as refusal:
-            statements.with_precision_cost(made, 10**6)
+            statements.with_precision_cost(training_plan, 10**6)
         enough = float(str(refusal.value).partition("Budget(..., reserve=")[2].partition(")")[0])
         larger = protect.Budget(epsilon, 1e-5, rule, reserve=enough)
         wider = plan.make(dataclasses.replace(config, budget=larger), network)
         assert (
-            statements.with_precision_cost(wider, 10**6).guarantee.epsilon == made.guarantee.epsilon
+            statements.with_precision_cost(wider, 10**6).guarantee.epsilon
+            == training_plan.guarantee.epsilon
         )
     for reserve in (0.0, 1.0, -0.1):
         with pytest.raises(ValueError, match="reserve is"):
@@ -241,30 +255,30 @@ def test_a_release_that_needs_more_than_its_reserve_is_refused_with_one_that_is_
 )
 def test_a_release_plan_states_no_less_than_its_run_and_little_more(network, options, cost):
     """Whole, in part, in two phases and at stops, of one record and of two."""
-    made = plan.make(
+    training_plan = plan.make(
         make_config(relation="replace_record", rounds=20, release=True, **options), network
     )
-    planned = made.guarantee
-    run_ = statements.with_precision_cost(made, 10_000).guarantee
+    planned = training_plan.guarantee
+    run_ = statements.with_precision_cost(training_plan, 10_000).guarantee
     if cost == "all of the reserve":
         # The largest that pricing lets pass: little of delta, or a hundredth of it.
         epsilons = np.array(planned.per_agent_epsilon or (planned.epsilon,))
-        mus = made.noise.loss(made.target).size
+        mus = training_plan.noise.loss(training_plan.target).size
         delta = 0.99 * planned.delta
-        rule = made.config.budget.rule
+        rule = training_plan.config.budget.rule
         claimed = budget.claimed_epsilon(mus, delta, accountant=rule, allow_unsound=True)
         rest = float(np.min(epsilons - claimed)) * (1 - 1e-9)
         run_ = planned.replace(added_epsilon=rest, added_delta=planned.delta - delta)
     pairs = [(planned, run_)]
     for rounds in (10, 20):
         pairs.append((planned.after(rounds), run_.after(rounds)))
-    pairs.append(tuple(one.followed_by(one, planned=True) for one in (planned, run_)))
-    pairs.append(tuple(one.followed_by(one.after(5), planned=True) for one in (planned, run_)))
-    curves = [one.stopping_at([10, 20]) for one in (planned, run_)]
+    pairs.append(tuple(case.followed_by(case, planned=True) for case in (planned, run_)))
+    pairs.append(tuple(item.followed_by(item.after(5), planned=True) for item in (planned, run_)))
+    curves = [value.stopping_at([10, 20]) for value in (planned, run_)]
     for stated, spent in pairs:
         assert spent.for_records(2) <= stated.for_records(2) <= 1.01 * spent.for_records(2)
         assert spent.for_records(1) <= stated.for_records(1) <= stated.epsilon
-    pairs += [tuple(curves), tuple(one.stopped(10) for one in curves)]
+    pairs += [tuple(curves), tuple(curve.stopped(10) for curve in curves)]
     for stated, spent in pairs:
         for name in ("epsilon", "per_agent_epsilon"):
             upper, lower = (np.array(getattr(one, name) or 0.0) for one in (stated, spent))
@@ -286,29 +300,34 @@ def test_no_plan_states_more_than_was_asked_or_wastes_a_thousandth(
     network, design, epsilon, delta, accountant, release, differ
 ):
     """Whole and in part, as numbers and as text."""
-    asked = (epsilon, *[epsilon * 2] * (len(network) - 1)) if differ else epsilon
+    request = (epsilon, *[epsilon * 2] * (len(network) - 1)) if differ else epsilon
     config = make_config(
-        design=design, epsilon=asked, delta=delta, accountant=accountant, release=release, rounds=8
+        design=design,
+        epsilon=request,
+        delta=delta,
+        accountant=accountant,
+        release=release,
+        rounds=8,
     )
-    made = plan.make(config, network)
-    stated = statements.with_precision_cost(made, 20).guarantee
-    assert stated.epsilon == max(np.atleast_1d(asked)) >= stated.after(8).epsilon
-    assert stated.per_agent_epsilon == (asked if differ else None)
-    spent = made.noise.loss(made.target).epsilon
-    assert 0.99899 <= (spent / asked).max() <= 1
-    assert float(up(stated.epsilon)) == float(up(max(np.atleast_1d(asked))))
+    training_plan = plan.make(config, network)
+    stated = statements.with_precision_cost(training_plan, 20).guarantee
+    assert stated.epsilon == max(np.atleast_1d(request)) >= stated.after(8).epsilon
+    assert stated.per_agent_epsilon == (request if differ else None)
+    spent = training_plan.noise.loss(training_plan.target).epsilon
+    assert 0.99899 <= (spent / request).max() <= 1
+    assert float(up(stated.epsilon)) == float(up(max(np.atleast_1d(request))))
 
 
 def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, small, monkeypatch):
-    made = plan.make(make_config(release=True, design="prefix_sum"), network)
-    assert statements.with_precision_cost(made, 1000).guarantee.added_epsilon > 0
+    training_plan = plan.make(make_config(release=True, design="prefix_sum"), network)
+    assert statements.with_precision_cost(training_plan, 1000).guarantee.added_epsilon > 0
     with pytest.raises(ValueError, match="more than 1%. Run fewer rounds or a smaller model"):
-        statements.with_precision_cost(made, 10**14)
+        statements.with_precision_cost(training_plan, 10**14)
     # In a run before there is a key, let alone a message.
     monkeypatch.setattr(finite, "LIMIT", 1e-12)
     key = tmp_path / "key"
     with pytest.raises(ValueError, match="noise of finite precision would take"):
-        run(made, small, seeds=[0], key_file=key, checkpoint=tmp_path / "folder")
+        run(training_plan, small, seeds=[0], key_file=key, checkpoint=tmp_path / "folder")
     assert not key.exists() and not (tmp_path / "folder").exists()
     # A simulation has no such cost.
     free = plan.make(make_config(), network)
@@ -318,34 +337,39 @@ def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, 
 @pytest.mark.mutant
 def test_a_node_reads_remainders_of_rounded_messages():
     """The broken twin of rounding as post-processing: who sees a part of the messages only."""
-    h, step, d = 2.0**-4, 0.5, 1000
+    h = 2.0**-4
+    step = 0.5
+    d = 1000
     matrix = mixing.metropolis_hastings(nx.path_graph(3))  # 2/3 1/3 0; 1/3 1/3 1/3; 0 1/3 2/3
     key = jax.random.key(5, impl="threefry2x32")
     noisy = noise.correlated(np.eye(3, dtype=np.float32), key=key, rounds=2, grid=h)
     algorithm = composed(
         np.float32(matrix), lambda params, _: 0 * params, optax.scale(-step), privatizer=noisy
     )
-    state, sent, step_of = algorithm.init(jnp.zeros((3, d))), [], jax.jit(algorithm.step)
+    state = algorithm.init(jnp.zeros((3, d)))
+    sent = []
+    step_of = jax.jit(algorithm.step)
     for _ in range(2):
         state, info = step_of(key, state, jnp.zeros((3, 1)))
         sent.append(np.asarray(info.messages, np.float64))
     secret = np.round(sent[0][0] / -(step * h)).astype(int)
     # Node 2 sees node 1's messages and knows its own: 3 m = k of node 0 + known + 3 k of node 1.
-    known = np.round((sent[0][1] + sent[0][2]) / -(step * h))
-    read = np.round(3 * sent[1][1] / -(step * h)) - known
+    reference = np.round((sent[0][1] + sent[0][2]) / -(step * h))
+    read = np.round(3 * sent[1][1] / -(step * h)) - reference
     assert (read.astype(int) % 3 == secret % 3).all(), "1,000 of 1,000"
     # The view's loss is finite and small; that of every message covers what was read.
     view = views.dsgd(matrix).pndp(2)
     when = Participation(2, 2, 1)
-    narrow, whole = (view.gdp(when, gradients=which)[0] for which in ("view", "any"))
-    assert narrow < 0.8 * whole
+    narrow, complete = (view.gdp(when, gradients=which)[0] for which in ("view", "any"))
+    assert narrow < 0.8 * complete
     outside = views.dsgd(matrix).ldp().gdp(when)[0]
-    assert whole == pytest.approx(outside)
+    assert complete == pytest.approx(outside)
 
 
 def summed(params, x, y, weights):
     """A sum of one's own, of gradients of logistic regression."""
-    weight, bias = params["params"]["weight"], params["params"]["bias"]
+    weight = params["params"]["weight"]
+    bias = params["params"]["bias"]
     slopes = -y * jax.nn.sigmoid(-y * (x @ weight + bias))
     used = slopes * weights(jnp.abs(slopes) * jnp.sqrt(1 + jnp.sum(x**2, axis=1)))
     return {"params": {"weight": x.T @ used, "bias": jnp.sum(used)}}
@@ -355,9 +379,9 @@ def test_a_release_whose_sums_round_by_more_than_a_hundredth_is_refused(tmp_path
     """300 records in one product of a user's own; one by one they are added in float64."""
     task = dataclasses.replace(make_problem(len(network), records=300), weighted=summed)
     options = dict(relation="replace_record", batch_size=300, rounds=2, design="independent")
-    made = plan.make(make_config(release=True, **options), network)
+    training_plan = plan.make(make_config(release=True, **options), network)
     with pytest.raises(ValueError, match="microbatch is None, and rounding") as refusal:
-        run(made, task, seeds=[0], key_file=tmp_path / "key")
+        run(training_plan, task, seeds=[0], key_file=tmp_path / "key")
     assert not (tmp_path / "key").exists()
     length = int(str(refusal.value).partition("Protect(..., microbatch=")[2].partition(")")[0])
     longer = make_config(release=True, microbatch=length, **options)
@@ -373,7 +397,7 @@ def test_a_release_whose_sums_round_by_more_than_a_hundredth_is_refused(tmp_path
     assert agents.guarantees[0].sum_rounding == 0
     assert "Sums of records" not in agents.guarantees[0].statement()
     with pytest.raises(ValueError, match="more than 83,886 records"):
-        statements.with_precision_cost(made, 100, 0.02, None)
+        statements.with_precision_cost(training_plan, 100, 0.02, None)
 
 
 def on(platform, monkeypatch):
@@ -390,22 +414,22 @@ def on(platform, monkeypatch):
 def test_a_release_on_a_gpu_asks_for_deterministic_operations(
     flags, tmp_path, network, small, monkeypatch
 ):
-    made = plan.make(make_config(release=True, rounds=2), network)
+    training_plan = plan.make(make_config(release=True, rounds=2), network)
     monkeypatch.setenv("XLA_FLAGS", flags)
     # Where arrays go counts, not which backend there is besides.
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    arguments.check_device([made], None)
+    arguments.check_device([training_plan], None)
     on("gpu", monkeypatch)
     # XLA has read its flags by the time that anybody could set them here.
     with pytest.raises(
         ValueError, match="XLA_FLAGS=--xla_gpu_deterministic_ops=true before Python"
     ):
-        run(made, small, seeds=[0], devices=2, key_file=tmp_path / "key")
+        run(training_plan, small, seeds=[0], devices=2, key_file=tmp_path / "key")
     assert not (tmp_path / "key").exists()
     arguments.check_device([plan.make(make_config(rounds=2), network)], None)
     for words in ("=true", "=1", "", '="True"'):
         monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_gpu_deterministic_ops{words}")
-        arguments.check_device([made], None)
+        arguments.check_device([training_plan], None)
 
 
 def test_a_release_runs_on_processors_whose_sums_are_known(network, monkeypatch):
@@ -420,18 +444,18 @@ def test_a_release_runs_on_processors_whose_sums_are_known(network, monkeypatch)
 )
 def test_a_release_under_fast_math_is_refused(flag, tmp_path, network, small, monkeypatch):
     """Without nan, a gradient that is not finite adds nan in place of zero."""
-    made = plan.make(make_config(release=True, rounds=2), network)
+    training_plan = plan.make(make_config(release=True, rounds=2), network)
     file = tmp_path / "flags"
     for words in (f"--xla_{flag}", f" --xla_{flag}=1", f"--xla_{flag}=false --xla_{flag}=True"):
         file.write_text(words)
         for flags in (words, str(file)):
             monkeypatch.setenv("XLA_FLAGS", flags)
             with pytest.raises(ValueError, match=f"release is True with --xla_{flag} in XLA_FLAGS"):
-                run(made, small, seeds=[0], key_file=tmp_path / "key")
+                run(training_plan, small, seeds=[0], key_file=tmp_path / "key")
     assert not (tmp_path / "key").exists()
     for words in (f"--xla_{flag}=false", f"--xla_{flag} --xla_{flag}=0", str(tmp_path / "none")):
         monkeypatch.setenv("XLA_FLAGS", words)
-        arguments.check_device([made], None)
+        arguments.check_device([training_plan], None)
 
 
 def total(w, x, y):
@@ -475,5 +499,5 @@ def test_records_that_are_replayed_move_a_release_by_the_clip_norm(tmp_path, mon
     def again(w, x, y):  # Another function: a program of its own.
         return total(w, x, y)
 
-    found = [released(first, tmp_path, again) for first in (0, 1)]
-    assert abs(found[1] - found[0]) > 1.1 * rounding.CLIP
+    results = [released(first, tmp_path, again) for first in (0, 1)]
+    assert abs(results[1] - results[0]) > 1.1 * rounding.CLIP

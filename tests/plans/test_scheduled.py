@@ -32,51 +32,58 @@ from dpjax.plans.scheduled import ScheduledGaussian, ScheduledLaplace
 from dpjax.topology import graphs, mixing
 from tests.plans import toys
 
-N, T = 5, 30
+N = 5
+T = 30
 MATRIX = mixing.metropolis_hastings(graphs.ring(N))
-GAMMA, Q1, Q2 = 0.01, 0.8, 0.9
+GAMMA = 0.01
+Q1 = 0.8
+Q2 = 0.9
 
 
 def config(**changes):
-    given = dict(
+    options = dict(
         method=Tracking(5.0), noise=ScheduledLaplace(Q2),
         budget=protect.Budget(1.0, accountant="pure"),
         protect=protect.Protect("replace_agent", gradient_gap=2.0, norm="l1"), rounds=T,
         sampler=samplers.Random(1), optimizer=Sgd(GAMMA, decay=Q1),
     )  # fmt: skip
-    return plan.Config(**(given | changes))
+    return plan.Config(**(options | changes))
 
 
 def normal(**changes):
-    given = dict(
+    options = dict(
         noise=ScheduledGaussian(Q2), budget=protect.Budget(1.0, delta=1e-5),
         protect=protect.Protect("replace_agent", gradient_gap=2.0),
     )  # fmt: skip
-    return config(**(given | changes))
+    return config(**(options | changes))
 
 
 def test_a_laplace_plan_spends_its_epsilon_and_says_so():
-    made = plan.make(config(), MATRIX)
+    training_plan = plan.make(config(), MATRIX)
     steps = GAMMA * Q1 ** np.arange(T)
-    spent = pure.epsilon(steps, made.noise.scales.astype(float), 2.0)
+    spent = pure.epsilon(steps, training_plan.noise.scales.astype(float), 2.0)
     assert 1 - 2e-6 < spent <= 1.0
-    assert made.guarantee.loss.kind == "pure" and made.guarantee.delta == 0
-    assert made.guarantee.epsilon == 1.0 and made.guarantee.exact_epsilon <= 1.0
-    again = Guarantee.from_dict(made.guarantee.to_dict())
-    assert again == made.guarantee
+    assert training_plan.guarantee.loss.kind == "pure" and training_plan.guarantee.delta == 0
+    assert training_plan.guarantee.epsilon == 1.0 and training_plan.guarantee.exact_epsilon <= 1.0
+    again = Guarantee.from_dict(training_plan.guarantee.to_dict())
+    assert again == training_plan.guarantee
     # The closed form leaves what an endless run would still spend; a plan spends all of it.
     closed = laplace.geometric(1.0, 2.0, GAMMA, Q1, Q2, T)
     share = 1 - (Q1 / Q2) ** (T - 1)
-    np.testing.assert_allclose(made.noise.scales, closed.scales * share, rtol=1e-5)
+    np.testing.assert_allclose(training_plan.noise.scales, closed.scales * share, rtol=1e-5)
     np.testing.assert_allclose(closed.step_sizes, steps)
 
 
 def test_a_normal_plan_spends_its_mu():
-    made = plan.make(normal(), MATRIX)
+    training_plan = plan.make(normal(), MATRIX)
     steps = GAMMA * Q1 ** np.arange(T)
-    mu = np.sqrt(np.sum((2.0 * steps[:-1] / made.noise.scales[1:].astype(float)) ** 2))
-    np.testing.assert_allclose(made.guarantee.mu, mu, rtol=3e-6)
-    assert made.guarantee.exact_epsilon <= 1.0 < made.guarantee.exact_epsilon * (1 + 1e-4)
+    mu = np.sqrt(np.sum((2.0 * steps[:-1] / training_plan.noise.scales[1:].astype(float)) ** 2))
+    np.testing.assert_allclose(training_plan.guarantee.mu, mu, rtol=3e-6)
+    assert (
+        training_plan.guarantee.exact_epsilon
+        <= 1.0
+        < training_plan.guarantee.exact_epsilon * (1 + 1e-4)
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,22 +93,22 @@ def test_a_normal_plan_spends_its_mu():
 def test_methods_move_as_far_as_tables_of_them_say(method, name):
     """Two derivations: of a method as it runs, and of its recursion solved for coefficients."""
     clipped = protect.Protect("replace_agent", 1.0, norm="l1")
-    made = plan.make(config(method=method, protect=clipped), MATRIX)
+    training_plan = plan.make(config(method=method, protect=clipped), MATRIX)
     own = {"pp_doagt": float(np.diagonal(MATRIX).max())}.get(name, 0.0)
     table = moves_.moves(name, GAMMA * Q1 ** np.arange(T), 2.0, own)
-    mine = made.noise.moves
+    mine = training_plan.noise.moves
     assert (table <= mine * (1 + 1e-9)).all()
     if name != "pp_doagt":
         np.testing.assert_allclose(mine, table, rtol=1e-5)
 
 
 def test_dsgd_under_laplace_noise_moves_by_twice_its_clip_norm_in_every_round():
-    given = config(
+    argument = config(
         method=DSGD(), noise=ScheduledLaplace((1.0, 2.0, 4.0)), rounds=3,
         protect=protect.Protect("replace_agent", 0.5, norm="l1"),
     )  # fmt: skip
-    made = plan.make(given, MATRIX)
-    scales = made.noise.scales.astype(float)
+    training_plan = plan.make(argument, MATRIX)
+    scales = training_plan.noise.scales.astype(float)
     np.testing.assert_allclose(scales, 1.75 * np.array([1.0, 2.0, 4.0]), rtol=1e-5)
     assert sum(1.0 / scales) <= 1.0
 
@@ -124,38 +131,41 @@ def test_a_run_says_from_which_round_on_which_share_of_messages_had_no_noise(mak
     """Models near 1e5 and scales of .0044: float32 numbers there are .0078 apart."""
     kind = make().noise.__class__
     unit = plan.make(make(noise=kind(1.0), optimizer=Sgd(1e-5)), MATRIX).noise.scales[1]
-    made = plan.make(make(noise=kind(1.0), optimizer=Sgd(1e-5 * 0.0044 / float(unit))), MATRIX)
-    assert made.noise.scales[1:] == pytest.approx(0.0044, rel=1e-3)
-    assert "1.2e-7" not in repr(made)
+    training_plan = plan.make(
+        make(noise=kind(1.0), optimizer=Sgd(1e-5 * 0.0044 / float(unit))), MATRIX
+    )
+    assert training_plan.noise.scales[1:] == pytest.approx(0.0044, rel=1e-3)
+    assert "1.2e-7" not in repr(training_plan)
     drawn = stats.laplace if kind is ScheduledLaplace else stats.norm
     for size, law in ((1e5, drawn), (1.0, None)):
-        task, told = near(size), []
+        task = near(size)
+        messages = []
 
-        def watch(progress, told=told):
-            told.append(progress.guarantees[0].lost_noise)
+        def watch(progress, reported=messages):
+            reported.append(progress.guarantees[0].lost_noise)
 
         if law is None:  # Nothing is said: warnings are errors.
-            result = run(made, task, seeds=(0, 1), eval_every=10, callback=watch)
-            assert told == [None] * 3 and result.guarantees[0].lost_noise is None
+            result = run(training_plan, task, seeds=(0, 1), eval_every=10, callback=watch)
+            assert messages == [None] * 3 and result.guarantees[0].lost_noise is None
             assert (result.metrics["lost_noise"] < 1e-4).all()
             assert "NOT covered: from" not in result.guarantees[0].statement()
             continue
-        with pytest.warns(scheduled.LostNoiseWarning, match="from round 1 on up to 0.[56]") as said:
-            result = run(made, task, seeds=(0, 1), eval_every=10, callback=watch)
-        assert len(said) == 1, "once a run"
-        wanted = 2 * law.cdf(2.0**-7 / 2 / 0.0044) - 1
+        with pytest.warns(scheduled.LostNoiseWarning, match="from round 1 on up to 0.[56]") as text:
+            result = run(training_plan, task, seeds=(0, 1), eval_every=10, callback=watch)
+        assert len(text) == 1, "once a run"
+        expected = 2 * law.cdf(2.0**-7 / 2 / 0.0044) - 1
         assert result.metrics["lost_noise"].shape == (3, 2, 1)
-        np.testing.assert_allclose(result.metrics["lost_noise"], wanted, rtol=1e-3)
+        np.testing.assert_allclose(result.metrics["lost_noise"], expected, rtol=1e-3)
         first, share = result.guarantees[0].lost_noise
-        assert first == 1 and share == pytest.approx(wanted, rel=1e-3)
-        assert told == [result.guarantees[0].lost_noise] * 3
+        assert first == 1 and share == pytest.approx(expected, rel=1e-3)
+        assert messages == [result.guarantees[0].lost_noise] * 3
         statement = result.guarantees[0].statement()
         (line,) = [part for part in statement.split(". ") if "NOT covered" in part]
         assert "from round 1 on up to" in line and "went out without noise" in line
         assert "NOISE LOST from round 1" in result.guarantees[0].caption()
         # What is sent: the plan's first message carries no gradient, and no noise.
-        bare = trace(made, task, seeds=(0, 1), read=_unchanged)[:, 1:]
-        assert bare.mean() == pytest.approx(wanted, abs=0.06)
+        bare = trace(training_plan, task, seeds=(0, 1), read=_unchanged)[:, 1:]
+        assert bare.mean() == pytest.approx(expected, abs=0.06)
 
 
 def _unchanged(passed):
@@ -168,50 +178,57 @@ def test_an_entry_that_is_not_finite_hides_no_lost_noise(bad):
     part = ScheduledLaplace(1.0)
     unit = plan.make(config(noise=part, optimizer=Sgd(1e-5)), MATRIX).noise.scales[1]
     step = Sgd(1e-5 * 0.0044 / float(unit))
-    made = plan.make(config(noise=part, optimizer=step), MATRIX)
+    training_plan = plan.make(config(noise=part, optimizer=step), MATRIX)
     task = dataclasses.replace(near(1e5), init=lambda _: jnp.array([bad, 1e5], jnp.float32))
     with pytest.warns(scheduled.LostNoiseWarning, match="from round 1 on up to 1 of"):
-        result = run(made, task, seeds=(0,), eval_every=10)
+        result = run(training_plan, task, seeds=(0,), eval_every=10)
     assert result.guarantees[0].lost_noise == (1, 1.0)
     assert (result.metrics["lost_noise"] == 1).all()
     rows = result.guarantees[0].protection()
     assert {row.epsilon for row in rows} == {None}
-    bare = trace(made, task, seeds=(0,), read=_unchanged)[:, 1:]
+    bare = trace(training_plan, task, seeds=(0,), read=_unchanged)[:, 1:]
     assert bare[..., 1].mean() > 0.5
 
 
 def test_a_share_that_is_no_number_counts_as_all_of_it():
     """Whatever a privatizer of one's own returns; marks still to come count as nothing."""
     schedule = RunSchedule(6, block_rounds=2, chunk_blocks=1)
-    for known, wanted in (
+    for reference, expected in (
         (np.nan, (3, 1.0)), (np.inf, (3, 1.0)), (0.5, (3, 0.5)), (0.0, None)
     ):  # fmt: skip
-        taken = np.array([0.0, known, np.nan]).reshape(3, 1, 1)
-        at = RunState(None, schedule, None, None, {"lost_noise": taken}, done=4)
-        assert at.lost_noise() == [wanted]
+        taken = np.array([0.0, reference, np.nan]).reshape(3, 1, 1)
+        position = RunState(None, schedule, None, None, {"lost_noise": taken}, done=4)
+        assert position.lost_noise() == [expected]
 
 
 def test_a_run_names_the_first_block_whose_noise_is_lost():
     """Scales that shrink below what numbers of size 300 keep in the middle of a run."""
     shrinking = config(noise=ScheduledLaplace(0.7), optimizer=Sgd(1e-3, decay=0.6))
-    made = plan.make(shrinking, MATRIX)
+    training_plan = plan.make(shrinking, MATRIX)
     limit = 2.0**-16 / -np.log(0.99)  # Numbers of 256 to 512 are 2^-15 apart.
-    first = int(np.flatnonzero((made.noise.scales > 0) & (made.noise.scales < limit))[0]) + 1
+    first = (
+        int(
+            np.flatnonzero((training_plan.noise.scales > 0) & (training_plan.noise.scales < limit))[
+                0
+            ]
+        )
+        + 1
+    )
     with pytest.warns(scheduled.LostNoiseWarning, match=f"from round {first} on up to"):
-        result = run(made, near(300.0), seeds=(0,), eval_every=1)
+        result = run(training_plan, near(300.0), seeds=(0,), eval_every=1)
     assert 3 < first < T and result.guarantees[0].lost_noise[0] == first
     shares = result.metrics["lost_noise"][:, 0, 0]
     assert (shares[: first - 1] <= 0.01).all() and (shares[first - 1 :] > 0.01).all()
     # A block tells of its worst round.
     with pytest.warns(scheduled.LostNoiseWarning):
-        whole = run(made, near(300.0), seeds=(0,), eval_every=T)
-    np.testing.assert_allclose(whole.metrics["lost_noise"].ravel(), shares.max(), rtol=1e-6)
-    assert whole.guarantees[0].lost_noise == (1, pytest.approx(shares.max()))
-    both = whole.guarantees[0].followed_by(result.guarantees[0], planned=True)
-    assert both.lost_noise[0] == 1
+        complete = run(training_plan, near(300.0), seeds=(0,), eval_every=T)
+    np.testing.assert_allclose(complete.metrics["lost_noise"].ravel(), shares.max(), rtol=1e-6)
+    assert complete.guarantees[0].lost_noise == (1, pytest.approx(shares.max()))
+    pair = complete.guarantees[0].followed_by(result.guarantees[0], planned=True)
+    assert pair.lost_noise[0] == 1
     clean = result.guarantees[0].replace(lost_noise=None)
     assert clean.followed_by(result.guarantees[0], planned=True).lost_noise[0] == T + first
-    assert Guarantee.from_dict(both.to_dict()) == both and "lost_noise" not in clean.to_dict()
+    assert Guarantee.from_dict(pair.to_dict()) == pair and "lost_noise" not in clean.to_dict()
     with pytest.raises(ValueError, match="lost_noise is"):
         clean.replace(lost_noise=(1, 1.5))
 
@@ -219,16 +236,22 @@ def test_a_run_names_the_first_block_whose_noise_is_lost():
 @pytest.mark.mutant
 @pytest.mark.parametrize("make", [config, normal])
 def test_less_noise_than_stated_is_refused(make):
-    made = plan.make(make(), MATRIX)
+    training_plan = plan.make(make(), MATRIX)
     for twin in (
-        dataclasses.replace(made.noise, scales=np.float32(0.999) * made.noise.scales),
+        dataclasses.replace(
+            training_plan.noise, scales=np.float32(0.999) * training_plan.noise.scales
+        ),
         # Each message hidden by the noise of the round after, which is smaller.
-        dataclasses.replace(made.noise, scales=np.append(made.noise.scales[1:], np.float32(1e-6))),
+        dataclasses.replace(
+            training_plan.noise, scales=np.append(training_plan.noise.scales[1:], np.float32(1e-6))
+        ),
     ):
         with pytest.raises(ValueError, match="guarantee states"):
-            dataclasses.replace(made, noise=twin)
+            dataclasses.replace(training_plan, noise=twin)
     with pytest.raises(ValueError, match="gradient_gap"):
-        dataclasses.replace(made, guarantee=made.guarantee.replace(gradient_gap=1.0))
+        dataclasses.replace(
+            training_plan, guarantee=training_plan.guarantee.replace(gradient_gap=1.0)
+        )
 
 
 def test_parts_that_do_not_go_together_are_refused_with_a_remedy():
@@ -264,8 +287,8 @@ def _adam(step_size):
 
 
 def test_what_given_scales_cost_is_the_budget_that_gives_them():
-    made = plan.make(config(), MATRIX)
-    first = float(made.noise.scales[0])
+    training_plan = plan.make(config(), MATRIX)
+    first = float(training_plan.noise.scales[0])
     np.testing.assert_allclose(scheduled.cost(config(), MATRIX, first), 1.0, rtol=1e-5)
     twice = scheduled.cost(config(), MATRIX, first / 2)
     np.testing.assert_allclose(twice, 2.0, rtol=1e-5)
@@ -277,14 +300,14 @@ def test_what_given_scales_cost_is_the_budget_that_gives_them():
 )
 def test_averaged_models_are_of_messages_and_cost_what_these_do(method):
     clipped = protect.Protect("replace_agent", 0.5, norm="l1")
-    both = [
-        plan.make(config(method=one, protect=clipped, noise=ScheduledLaplace(1.0)), MATRIX)
-        for one in (method, Average(method, decay=1.0))
+    pair = [
+        plan.make(config(method=case, protect=clipped, noise=ScheduledLaplace(1.0)), MATRIX)
+        for case in (method, Average(method, decay=1.0))
     ]
-    np.testing.assert_array_equal(*(made.noise.scales for made in both))
+    np.testing.assert_array_equal(*(outcome.noise.scales for outcome in pair))
     task = fused()
-    sent = trace(both[0], task, seeds=(0,), read=_models_sent)
-    result = run(both[1], task, seeds=(0,), eval_every=T)
+    sent = trace(pair[0], task, seeds=(0,), read=_models_sent)
+    result = run(pair[1], task, seeds=(0,), eval_every=T)
     np.testing.assert_allclose(result.params[0, 0], sent[0].mean(axis=0), rtol=1e-3, atol=1e-4)
 
 
@@ -295,26 +318,29 @@ def _models_sent(passed):
 def test_rounds_without_noise_are_those_whose_payload_does_not_move():
     """Two long steps, the models averaged without noise between; seen one round late."""
     steps = (1.0, 0.0, 0.0, 0.25, 0.0, 0.0)
-    given = config(noise=ScheduledLaplace((0.0, 1.0, 0.0, 0.0, 0.5, 0.0)), rounds=6,
+    argument = config(noise=ScheduledLaplace((0.0, 1.0, 0.0, 0.0, 0.5, 0.0)), rounds=6,
                    optimizer=Sgd(GAMMA, decay=steps))  # fmt: skip
-    made = plan.make(given, MATRIX)
-    assert (made.noise.scales > 0).tolist() == [False, True, False, False, True, False]
-    np.testing.assert_allclose(made.noise.scales[1], 2.0 * GAMMA * 1.5, rtol=1e-5)
-    result = run(made, fusion.problem(fusion.make(N, seed=0, high=1.0)), seeds=(0,), eval_every=6)
+    training_plan = plan.make(argument, MATRIX)
+    assert (training_plan.noise.scales > 0).tolist() == [False, True, False, False, True, False]
+    np.testing.assert_allclose(training_plan.noise.scales[1], 2.0 * GAMMA * 1.5, rtol=1e-5)
+    result = run(
+        training_plan, fusion.problem(fusion.make(N, seed=0, high=1.0)), seeds=(0,), eval_every=6
+    )
     assert np.isfinite(result.metrics["residual"]).all()
     for scales in ((1.0, 0.0, 0.0, 0.5, 0.0, 0.0), (0.0,) * 6, (0.0, 1.0, 0.0, 0.0, -0.5, 0.0)):
         with pytest.raises(ValueError, match="schedule"):
-            plan.make(dataclasses.replace(given, noise=ScheduledLaplace(scales)), MATRIX)
+            plan.make(dataclasses.replace(argument, noise=ScheduledLaplace(scales)), MATRIX)
 
 
 @pytest.mark.slow
 def test_optimal_parts_leave_the_error_that_they_predict():
-    costs, rounds = fusion.make(N, seed=1, high=3.0), 40
+    costs = fusion.make(N, seed=1, high=3.0)
+    rounds = 40
     few = dict(iterations=30, pulses=(1, 2), probes=None)
     parts = fusion.optimal_parts(
         costs, MATRIX, epsilon=2.0, gradient_gap=1.0, rounds=rounds, shape="pulses", **few
     )
-    made = plan.make(
+    training_plan = plan.make(
         config(
             method=parts.method, optimizer=parts.optimizer, noise=parts.noise, rounds=rounds,
             protect=protect.Protect("replace_agent", gradient_gap=1.0, norm="l1"),
@@ -322,10 +348,10 @@ def test_optimal_parts_leave_the_error_that_they_predict():
         ),
         MATRIX,
     )  # fmt: skip
-    result = run(made, fusion.problem(costs), seeds=range(2000), eval_every=rounds)
-    found = result.metrics["residual"][-1, :, 0].astype(float)
-    spread = 5 * found.std() / np.sqrt(len(found))
-    assert abs(found.mean() - parts.predicted.total) < spread + 0.02 * parts.predicted.total
+    result = run(training_plan, fusion.problem(costs), seeds=range(2000), eval_every=rounds)
+    outcome = result.metrics["residual"][-1, :, 0].astype(float)
+    spread = 5 * outcome.std() / np.sqrt(len(outcome))
+    assert abs(outcome.mean() - parts.predicted.total) < spread + 0.02 * parts.predicted.total
 
 
 @pytest.mark.slow
@@ -338,54 +364,56 @@ def test_plans_of_several_budgets_and_schedules_run_side_by_side():
         for ratio, e in ((0.9, 1.0), (0.95, 3.0))
     ]
     task = fused()
-    both = run(plans, task, seeds=(0, 1), eval_every=T)
-    for v, one in enumerate(plans):
-        alone = run(one, task, seeds=(0, 1), eval_every=T)
+    pair = run(plans, task, seeds=(0, 1), eval_every=T)
+    for v, item in enumerate(plans):
+        single = run(item, task, seeds=(0, 1), eval_every=T)
         np.testing.assert_allclose(
-            both.metrics["residual"][..., v], alone.metrics["residual"][..., 0], rtol=1e-4
+            pair.metrics["residual"][..., v], single.metrics["residual"][..., 0], rtol=1e-4
         )
 
 
 # ---- what an attacker really finds out
 
 
-RUNS, EPSILON, GAP = 100_000, 1.0, 1.0
+RUNS = 100_000
+EPSILON = 1.0
+GAP = 1.0
 TWO = np.full((2, 2), 0.5)
 
 
 @functools.cache
 def neighbours():
     """Two problems whose first agent's gradients are apart by GAP in L1 at every point."""
-    one = fusion.make(2, seed=0, measurements=2, dimension=2, high=1.0)
+    first = fusion.make(2, seed=0, measurements=2, dimension=2, high=1.0)
     # v' with -2 M' (v' - v) = -(GAP, 0).
-    change = np.linalg.solve(2 * one.matrices[0].T, np.array([GAP, 0.0]))
-    values = one.values.copy()
+    change = np.linalg.solve(2 * first.matrices[0].T, np.array([GAP, 0.0]))
+    values = first.values.copy()
     values[0] += change
-    other = fusion.costs_of(one.matrices, values, one.omega, one.truth)
-    return fusion.problem(one), fusion.problem(other)
+    other = fusion.costs_of(first.matrices, values, first.omega, first.truth)
+    return fusion.problem(first), fusion.problem(other)
 
 
 @functools.cache
 def ratios(halved):
     """Log likelihood ratios of all messages, under the problem and under its neighbour."""
-    given = config(
+    argument = config(
         protect=protect.Protect("replace_agent", gradient_gap=GAP, norm="l1"),
         optimizer=Sgd(0.1, decay=0.1), noise=ScheduledLaplace(0.5), rounds=3,
         budget=protect.Budget(EPSILON * (2 if halved else 1), accountant="pure"),
     )  # fmt: skip
-    made = plan.make(given, TWO)
+    training_plan = plan.make(argument, TWO)
     one, other = neighbours()
     # Gradients' change is -(GAP, 0), so the next message's is the step times (GAP, 0).
     shift = np.zeros((3, 2))
     shift[1:, 0] = GAP * 0.1 * 0.1 ** np.arange(2)
-    scales = made.noise.scales.astype(float)[:, None]
-    found = []
+    scales = training_plan.noise.scales.astype(float)[:, None]
+    results = []
     for sign, task, first in ((1, one, 0), (-1, other, RUNS)):
         seeds = range(first, first + RUNS)
-        xi = np.asarray(trace(made, task, seeds=seeds, read=_noise), np.float64)
+        xi = np.asarray(trace(training_plan, task, seeds=seeds, read=_noise), np.float64)
         lost = np.abs(xi - sign * shift) - np.abs(xi)
-        found.append(sign * (lost / scales).sum(axis=(1, 2)))
-    return found
+        results.append(sign * (lost / scales).sum(axis=(1, 2)))
+    return results
 
 
 def _noise(passed):
@@ -404,14 +432,15 @@ def lower_bound(halved):
         np.log((mine[:half] >= c).mean() / max((theirs[:half] >= c).mean(), 1e-9)) for c in cuts
     ]
     cut = cuts[int(np.argmax(rates))]
-    p, q = ((one[half:] >= cut).sum() for one in (mine, theirs))
+    p, q = ((case[half:] >= cut).sum() for case in (mine, theirs))
     low = stats.beta.ppf(5e-4, p, half - p + 1)
     high = stats.beta.ppf(1 - 5e-4, q + 1, half - q)
     return float(np.log(low / high))
 
 
 def test_an_attacker_never_gains_more_than_epsilon_and_does_where_the_noise_is_halved():
-    honest, halved = lower_bound(False), lower_bound(True)
+    honest = lower_bound(False)
+    halved = lower_bound(True)
     assert 0.85 * EPSILON < honest <= EPSILON
     assert halved > 1.5 * EPSILON
 
@@ -424,8 +453,8 @@ def test_an_attacker_never_gains_more_than_epsilon_and_does_where_the_noise_is_h
 )
 def test_shifts_of_the_audit_are_those_of_replayed_messages(method, shifts):
     """The audit's shifts are the differences of payloads that a replay finds."""
-    one, other = neighbours()
-    made = plan.make(
+    first, other = neighbours()
+    training_plan = plan.make(
         config(
             # A clip far beyond these gradients: what is a user's own is under no assumed gap.
             protect=protect.Protect("replace_agent", 500 * GAP, norm="l1"), rounds=3,
@@ -434,10 +463,12 @@ def test_shifts_of_the_audit_are_those_of_replayed_messages(method, shifts):
         ),
         TWO,
     )  # fmt: skip
-    found = empirical_sensitivity(made, one, other, seeds=(0,))[0, :, :, 0]
-    np.testing.assert_allclose(found[:, 0], GAP * np.array(shifts), rtol=1e-3, atol=1e-6)
-    assert not found[:, 1].any()
-    np.testing.assert_allclose(made.noise.moves[:, 0], 1000 * GAP * np.array(shifts), rtol=1e-5)
+    result = empirical_sensitivity(training_plan, first, other, seeds=(0,))[0, :, :, 0]
+    np.testing.assert_allclose(result[:, 0], GAP * np.array(shifts), rtol=1e-3, atol=1e-6)
+    assert not result[:, 1].any()
+    np.testing.assert_allclose(
+        training_plan.noise.moves[:, 0], 1000 * GAP * np.array(shifts), rtol=1e-5
+    )
 
 
 # ---- what a plan must not be made of
@@ -516,13 +547,17 @@ def test_what_is_a_users_own_runs_and_is_named(changes):
     """Whatever it overrides, and how: nothing is guessed, and all texts say who is relied on."""
     (part,) = changes.values()
     name = type(getattr(part, "method", part)).__name__
-    made = plan.make(config(**changes), MATRIX)
-    assert name in made.guarantee.custom and made.guarantee.epsilon == 1
-    for text in (made.guarantee.statement(), made.guarantee.caption(), repr(made)):
+    training_plan = plan.make(config(**changes), MATRIX)
+    assert name in training_plan.guarantee.custom and training_plan.guarantee.epsilon == 1
+    for text in (
+        training_plan.guarantee.statement(),
+        training_plan.guarantee.caption(),
+        repr(training_plan),
+    ):
         assert f"relies on your own `{name}`" in text
-    assert Guarantee.from_dict(made.guarantee.to_dict()) == made.guarantee
+    assert Guarantee.from_dict(training_plan.guarantee.to_dict()) == training_plan.guarantee
     with pytest.raises(ValueError, match="guarantee.custom is"):
-        dataclasses.replace(made, guarantee=made.guarantee.replace(custom=()))
+        dataclasses.replace(training_plan, guarantee=training_plan.guarantee.replace(custom=()))
     assert not plan.make(config(), MATRIX).guarantee.custom
 
 
@@ -551,31 +586,35 @@ def test_weights_that_float32_loses_count_as_lost():
 
 def test_assumptions_are_all_stated():
     smooth = protect.Protect("replace_agent", norm="l1", gradient_gap=1.0, smoothness=60.0)
-    made = plan.make(config(method=PPDOAGT(), protect=smooth), MATRIX).guarantee
+    guarantee = plan.make(config(method=PPDOAGT(), protect=smooth), MATRIX).guarantee
     assert (
-        "60" in made.statement() and "60" in made.caption() and "whatever batch" in made.statement()
+        "60" in guarantee.statement()
+        and "60" in guarantee.caption()
+        and "whatever batch" in guarantee.statement()
     )
-    assert Guarantee.from_dict(made.to_dict()) == made
-    other = made.replace(smoothness=200.0)
+    assert Guarantee.from_dict(guarantee.to_dict()) == guarantee
+    other = guarantee.replace(smoothness=200.0)
     # Two runs cost what is stated to neighbours within both assumptions, and others more.
-    assert made.followed_by(other, planned=True).smoothness == 60.0
-    wider = made.replace(gradient_gap=2.0)
-    assert wider.followed_by(made, planned=True).gradient_gap == 1.0
+    assert guarantee.followed_by(other, planned=True).smoothness == 60.0
+    wider = guarantee.replace(gradient_gap=2.0)
+    assert wider.followed_by(guarantee, planned=True).gradient_gap == 1.0
     with pytest.raises(ValueError, match="smoothness"):
         protect.Protect("replace_agent", norm="l1", gradient_gap=1.0, smoothness=-1.0)
 
 
 def test_models_that_are_sent_are_wide_and_stops_by_hidden_ones_are_told():
     task = fused()
-    seen = []
-    made = plan.make(config(), MATRIX)
-    result = run(made, task, seeds=(0,), eval_every=10, callback=lambda p: len(seen) > 3)
+    observed = []
+    training_plan = plan.make(config(), MATRIX)
+    result = run(
+        training_plan, task, seeds=(0,), eval_every=10, callback=lambda p: len(observed) > 3
+    )
     assert result.guarantees[0].private_stop
     narrow = dataclasses.replace(
         task, init=lambda key: jnp.zeros(2, jnp.bfloat16), init_per_agent=False
     )
     with pytest.raises(ValueError, match="bfloat16"):
-        run(made, narrow, seeds=(0,), eval_every=10)
+        run(training_plan, narrow, seeds=(0,), eval_every=10)
 
 
 def test_scales_that_float32_has_not_are_refused():
@@ -589,17 +628,17 @@ def test_one_message_alone_shows_nothing():
 
 
 def test_what_a_schedule_costs_where_full_batches_divide_by_the_records():
-    given = normal(sampler=samplers.Full(), protect=protect.Protect("replace_record", 1.0))
+    values = normal(sampler=samplers.Full(), protect=protect.Protect("replace_record", 1.0))
     counts = np.array([4, 6, 5, 6, 3], np.int64)
-    made = plan.make(given, MATRIX, counts=counts)
-    first = float(made.noise.scales[0])
-    found = scheduled.cost(given, MATRIX, first, counts=counts)
-    np.testing.assert_allclose(found, 1.0, rtol=1e-5)
+    training_plan = plan.make(values, MATRIX, counts=counts)
+    first = float(training_plan.noise.scales[0])
+    result = scheduled.cost(values, MATRIX, first, counts=counts)
+    np.testing.assert_allclose(result, 1.0, rtol=1e-5)
     # Twice as many records, half the move: as at twice the noise.
-    double = scheduled.cost(given, MATRIX, first, counts=2 * counts)
+    double = scheduled.cost(values, MATRIX, first, counts=2 * counts)
     np.testing.assert_allclose(
-        double, scheduled.cost(given, MATRIX, 2 * first, counts=counts), rtol=1e-5
+        double, scheduled.cost(values, MATRIX, 2 * first, counts=counts), rtol=1e-5
     )
-    assert double < 0.6 * found
+    assert double < 0.6 * result
     with pytest.raises(ValueError, match="counts is None for sampler Full"):
-        scheduled.cost(given, MATRIX, first)
+        scheduled.cost(values, MATRIX, first)

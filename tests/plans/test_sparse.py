@@ -69,13 +69,13 @@ def test_bad_sparse_matrices_are_refused(change, message) -> None:
 
 
 def test_sparse_matrices_of_other_kinds_are_refused() -> None:
-    for wrong, message in [
+    for faults, message in [
         (scipy.sparse.csr_array((2, 3)), r"shape \(2, 3\); give \[n, n\]"),
         (scipy.sparse.csr_array(np.eye(2) * 1j), "sparse matrix of complex128"),
         (scipy.sparse.csr_array(np.triu(np.full((3, 3), 0.5))), "row 0 summing to 1.5"),
     ]:
         with pytest.raises(ValueError, match=message):
-            mixing.check_mixing(wrong)
+            mixing.check_mixing(faults)
     with pytest.raises(ValueError, match=r"mixing is sparse; give a dense array, mixing\.toarray"):
         mixing.survivors(both(graphs.ring(5))[1], [0])
 
@@ -103,28 +103,30 @@ def test_plans_of_both_forms_state_the_same(name) -> None:
         {"noise": None, "budget": None},
     ):
         config = make_config(**{"noise": noise.Independent(), **changes})
-        one, two = plan.make(config, dense), plan.make(config, sparse)
-        assert two.factor.shape == (n,) and one.factor.shape == (n, n)
-        np.testing.assert_array_equal(np.diag(two.factor), one.factor)
-        np.testing.assert_array_equal(np.diag(two.covariance()), one.covariance())
-        assert two.guarantee == one.guarantee
-        assert two.forecast(9).ratio == pytest.approx(one.forecast(9).ratio, rel=1e-12)
-        assert two.forecast(9).independent is one.forecast(9).independent
-        assert two.fingerprint() != one.fingerprint()
-        if one.design is not None:
-            assert two.design.value == pytest.approx(one.design.value, rel=1e-12)
+        training_plan = plan.make(config, dense)
+        second = plan.make(config, sparse)
+        assert second.factor.shape == (n,) and training_plan.factor.shape == (n, n)
+        np.testing.assert_array_equal(np.diag(second.factor), training_plan.factor)
+        np.testing.assert_array_equal(np.diag(second.covariance()), training_plan.covariance())
+        assert second.guarantee == training_plan.guarantee
+        assert second.forecast(9).ratio == pytest.approx(training_plan.forecast(9).ratio, rel=1e-12)
+        assert second.forecast(9).independent is training_plan.forecast(9).independent
+        assert second.fingerprint() != training_plan.fingerprint()
+        if training_plan.design is not None:
+            assert second.design.value == pytest.approx(training_plan.design.value, rel=1e-12)
 
 
 def test_other_noise_of_a_sparse_matrix_is_that_of_the_dense_one(tmp_path) -> None:
     config = make_config(noise=noise.Whisper())
     dense, sparse = both(GRAPHS["ring"])
-    one, two = plan.make(config, sparse.toarray()), plan.make(config, sparse)
-    np.testing.assert_array_equal(one.factor, two.factor)
+    training_plan = plan.make(config, sparse.toarray())
+    second = plan.make(config, sparse)
+    np.testing.assert_array_equal(training_plan.factor, second.factor)
     with pytest.raises(ValueError, match=r"sparse mixing matrix.*toarray"):
-        two.save(tmp_path / "plan")
+        second.save(tmp_path / "plan")
     # The same design, loaded again, fits no other form.
     with pytest.raises(ValueError, match="fingerprint"):
-        plan.make(config, dense, design=two.design)
+        plan.make(config, dense, design=second.design)
 
 
 def test_a_dense_form_beyond_memory_is_refused(monkeypatch) -> None:
@@ -150,12 +152,12 @@ def test_the_precisions_of_a_diagonal_are_bounds() -> None:
     np.testing.assert_allclose(precisions * diagonal**2, 1, rtol=1e-10)
     # To the bit what the products of matrices gave.
     few = diagonal[:9]
-    whole = precision._from_factor(np.diag(few))
-    np.testing.assert_array_equal(precision.inverse_diagonal(factor=np.diag(few)), whole)
-    np.testing.assert_array_equal(precision.inverse_diagonal(factor=few), whole)
-    for wrong in ([1.0, 0.0], [1.0, np.nan], [[1.0, 2.0]]):
+    complete = precision._from_factor(np.diag(few))
+    np.testing.assert_array_equal(precision.inverse_diagonal(factor=np.diag(few)), complete)
+    np.testing.assert_array_equal(precision.inverse_diagonal(factor=few), complete)
+    for invalid in ([1.0, 0.0], [1.0, np.nan], [[1.0, 2.0]]):
         with pytest.raises(ValueError, match="factor"):
-            precision.inverse_diagonal(factor=np.array(wrong))
+            precision.inverse_diagonal(factor=np.array(invalid))
 
 
 def test_a_releases_grid_and_cost_need_the_diagonal_alone() -> None:
@@ -175,22 +177,24 @@ def test_a_releases_grid_and_cost_need_the_diagonal_alone() -> None:
 def test_runs_of_both_layouts_agree_and_share_their_noise(monkeypatch) -> None:
     dense, sparse = both(GRAPHS["regular"])
     config = make_config(noise=noise.Independent(), rounds=50, batch_size=1)
-    task, key = quadratics(320), jax.random.key(3, impl="threefry2x32")
-    results, messages = [], []
+    task = quadratics(320)
+    key = jax.random.key(3, impl="threefry2x32")
+    results = []
+    messages = []
     for matrix, layout in ((dense, False), (dense, True), (sparse, True)):
         with monkeypatch.context() as patch:
             if not layout:
                 patch.setattr(gossip, "neighbours", lambda *_: None)
-            made = plan.make(config, matrix)
-            inputs = Inputs.of((made,), (task,), (0,))
+            training_plan = plan.make(config, matrix)
+            inputs = Inputs.of((training_plan,), (task,), (0,))
             arrays = jax.tree.map(lambda leaf: leaf[0], inputs.arrays)
             assert isinstance(arrays["mixing"], gossip.Neighbours) == layout
             models = jax.tree.map(lambda leaf: leaf[:, 0], inputs.start(None, 1))
             models = jax.tree.map(lambda leaf: leaf[0], models)
             sent = jax.jit(inputs.statics.first_round, static_argnums=())
             messages.append(sent(arrays, inputs.data, models, key).message)
-            results.append(run.run(made, task, seeds=[0], eval_every=50).params)
-    results.append(run.run(made, task, seeds=[0], eval_every=50, devices=8).params)
+            results.append(run.run(training_plan, task, seeds=[0], eval_every=50).params)
+    results.append(run.run(training_plan, task, seeds=[0], eval_every=50, devices=8).params)
     for message in messages[1:]:
         np.testing.assert_array_equal(message, messages[0])
     for models in results[1:]:
@@ -203,27 +207,32 @@ def test_plans_of_one_call_may_differ_in_form_and_in_noise() -> None:
     dense, sparse = both(GRAPHS["ring"])
     task = quadratics(12)
     parts = (noise.Independent(), noise.Whisper(), None)
-    alone, together = [], []
+    single = []
+    together = []
     for matrix in (dense, sparse):
         configs = [
             make_config(noise=p, batch_size=1, **({} if p else {"budget": None})) for p in parts
         ]
         plans = [plan.make(config, matrix) for config in configs]
         together.append(run.run(plans, task, seeds=[0]).params)
-        alone.append(run.run(plans[:1], task, seeds=[0]).params)
+        single.append(run.run(plans[:1], task, seeds=[0]).params)
     np.testing.assert_allclose(together[0], together[1], rtol=1e-6)
-    np.testing.assert_allclose(alone[0], together[1][:, :1], rtol=1e-5)
+    np.testing.assert_allclose(single[0], together[1][:, :1], rtol=1e-5)
 
 
 @pytest.mark.mutant
 def test_a_plan_with_less_noise_on_a_diagonal_is_refused() -> None:
-    made = plan.make(make_config(noise=noise.Independent()), both(GRAPHS["ring"])[1])
-    factor = made.noise.factor.copy()
+    training_plan = plan.make(make_config(noise=noise.Independent()), both(GRAPHS["ring"])[1])
+    factor = training_plan.noise.factor.copy()
     factor[3] *= np.float32(1 - 1e-6)
     with pytest.raises(ValueError, match="agent 3"):
-        dataclasses.replace(made, noise=dataclasses.replace(made.noise, factor=factor))
+        dataclasses.replace(
+            training_plan, noise=dataclasses.replace(training_plan.noise, factor=factor)
+        )
     with pytest.raises(ValueError, match="factor is float32"):
-        dataclasses.replace(made, noise=dataclasses.replace(made.noise, factor=factor[:5]))
+        dataclasses.replace(
+            training_plan, noise=dataclasses.replace(training_plan.noise, factor=factor[:5])
+        )
 
 
 @pytest.mark.slow
@@ -246,12 +255,12 @@ def test_agents_in_blocks_answer_as_all_at_once(monkeypatch):
         for shape in ((7, 3), (7, 2, 3), (7, 2, 3))
     )
     padding = jnp.zeros((7, 2), bool).at[3].set(True).at[5, 1].set(True)
-    whole = query(models, (x, y, padding))
+    complete = query(models, (x, y, padding))
     monkeypatch.setattr(_agents, "_MANY", 0)
     monkeypatch.setattr(_agents, "_BLOCK", 6)
     assert "scan[" in str(jax.make_jaxpr(query)(models, (x, y, padding)))
     blocks = query(models, (x, y, padding))
     assert not np.asarray(blocks.total)[3].any() and np.asarray(blocks.total)[[0, 6]].all()
-    np.testing.assert_allclose(blocks.total, whole.total, rtol=1e-6)
-    for name, value in whole.metrics.items():
+    np.testing.assert_allclose(blocks.total, complete.total, rtol=1e-6)
+    for name, value in complete.metrics.items():
         np.testing.assert_allclose(blocks.metrics[name], value, rtol=1e-6)

@@ -41,9 +41,9 @@ def made(network):
     return plan.make(make_config(design="independent"), network)
 
 
-def fixed(made, **change):
+def fixed(result, **change):
     options = {"stopping": "plan", "callback": False, "before": None, "planned": False}
-    return stopping_rule([made], [5, 10, 20], **(options | change))
+    return stopping_rule([result], [5, 10, 20], **(options | change))
 
 
 class Small(Protect):
@@ -101,11 +101,12 @@ NAMELESS = f"{__name__}.<lambda>.<locals>.<lambda>"
 
 
 def own_problem(**changes):
-    x, y = np.ones((6, 3), np.float32), np.ones(6, np.float32)
-    given = dict(init=quadratics(6).init, loss=quadratics(6).loss, x=x, y=y,
+    x = np.ones((6, 3), np.float32)
+    y = np.ones(6, np.float32)
+    options = dict(init=quadratics(6).init, loss=quadratics(6).loss, x=x, y=y,
                  metrics=lambda params, evaluation: {}, evaluation=(),
                  partition=partition.iid(6, 6, seed=0))  # fmt: skip
-    return given | changes
+    return options | changes
 
 
 def problem_with(model, **changes):
@@ -119,29 +120,29 @@ def test_every_part_of_a_plan_is_the_packages_or_named(network):
     config = make_config(design="independent")
     small = Small("replace_agent", clip_norm=0.5)
     cheap = plan.make(dataclasses.replace(config, budget=Cheap(8.0, 1e-5)), network)
-    made = {
+    results = {
         "Small": plan.make(dataclasses.replace(config, protect=small), network),
         "rule": plan.make(dataclasses.replace(config, optimizer=Chain(rule, 0.1)), network),
     }
     bare = plan.make(config, network)
     assert not bare.guarantee.custom and not bare.config.protect.sensitivity < 1
-    made["Bare"] = Bare(*(getattr(bare, field.name) for field in dataclasses.fields(bare)))
+    results["Bare"] = Bare(*(getattr(bare, field.name) for field in dataclasses.fields(bare)))
     adam = dataclasses.replace(config, optimizer=Chain(functools.partial(optax.adam, b1=0.5), 0.1))
     assert not plan.make(adam, network).guarantee.custom
-    for name, own in {**made, "Cheap": cheap}.items():
+    for name, own in {**results, "Cheap": cheap}.items():
         assert own.guarantee.custom == (name,)
         for text in (own.guarantee.statement(), own.guarantee.caption(), repr(own)):
             assert f"relies on your own `{name}`" in text
-    (stated,) = run(made["Bare"], make_problem(6), seeds=[0]).guarantees
+    (stated,) = run(results["Bare"], make_problem(6), seeds=[0]).guarantees
     assert "`Bare`" in stated.caption()
 
 
 @pytest.mark.mutant
 def test_a_problem_model_or_loss_of_a_users_own_is_named(network):
-    made = plan.make(make_config(design="independent", rounds=2), network)
-    (plain,) = run(made, problem_with(Linear()), seeds=[0]).guarantees
+    training_plan = plan.make(make_config(design="independent", rounds=2), network)
+    (plain,) = run(training_plan, problem_with(Linear()), seeds=[0]).guarantees
     assert not plain.custom
-    (stated,) = run(made, problem_with(Net()), seeds=[0]).guarantees
+    (stated,) = run(training_plan, problem_with(Net()), seeds=[0]).guarantees
     assert stated.custom == ("Net",) and "It relies on your own `Net`" in stated.statement()
     assert "relies on your own `Net`" in stated.caption()
     assert stated.replace(custom=()) == plain
@@ -173,7 +174,9 @@ def test_what_gradients_are_made_by_is_the_packages_a_librarys_or_named(task, na
 
 def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
     """By `exec` it has no module, and `functools.wraps` copies that of another function."""
-    task, config, space = quadratics(6), make_config(), {"Protect": Protect}
+    task = quadratics(6)
+    config = make_config()
+    space = {"Protect": Protect}
     exec("class Cheap(Protect):\n    sensitivity = 0.001", space)
     fields = [field.name for field in dataclasses.fields(Protect) if field.init]
     cheap = space["Cheap"](**{name: getattr(config.protect, name) for name in fields})
@@ -222,9 +225,9 @@ def test_a_statement_names_what_is_set_on_a_packaged_part(network):
     noise = copy.copy(config.noise)
     assert not plan.make(config, network).guarantee.custom
     object.__setattr__(noise, "calibrate", type(noise)().calibrate)
-    made = plan.make(dataclasses.replace(config, noise=noise), network)
-    assert made.guarantee.custom == ("Independent.calibrate",)
-    assert "It relies on your own `Independent.calibrate`" in made.guarantee.statement()
+    training_plan = plan.make(dataclasses.replace(config, noise=noise), network)
+    assert training_plan.guarantee.custom == ("Independent.calibrate",)
+    assert "It relies on your own `Independent.calibrate`" in training_plan.guarantee.statement()
 
 
 def test_caches_and_state_of_libraries_are_no_users(made):
@@ -264,11 +267,11 @@ def shifted(key, x, by):
 
 def test_phases_that_do_not_compose_are_refused_before_the_first_round(made):
     first = made.guarantee
-    (both,) = fixed(made, before=[first], planned=True).at(20)
-    assert both == first.followed_by(first, planned=True)
+    (pair,) = fixed(made, before=[first], planned=True).at(20)
+    assert pair == first.followed_by(first, planned=True)
     # Stopped on the way, the later phase counts whole.
     assert fixed(made, before=[first], planned=True, callback=True).at(5) == (
-        both.replace(unused=15),
+        pair.replace(unused=15),
     )
     used = dataclasses.replace(first, delta=first.delta / 2, epsilon=first.epsilon * 2)
     with pytest.raises(ValueError, match="only equal ones compose"):
@@ -286,17 +289,17 @@ def test_a_phase_that_was_not_planned_states_the_total_that_was_fixed(made):
     total = dataclasses.replace(made.config.budget, epsilon=1.4 * made.config.budget.epsilon)
     first = made.guarantee.after(10).within(total)
     ended = fixed(made, before=[first])
-    assert [one.epsilon for one in ended.at(20)] == [total.epsilon]
+    assert [item.epsilon for item in ended.at(20)] == [total.epsilon]
     # Stopped on the way, it counts whole, but for a curve.
     assert ended.at(5)[0].spent.mu == ended.at(20)[0].spent.mu
     curve = fixed(made, before=[first], stopping="curve", callback=True)
     assert curve.at(5)[0].spent.mu == pytest.approx(first.spent.mu * 1.5**0.5)
     assert curve.at(5)[0].epsilon == total.epsilon
-    full = made.guarantee.within(total)
+    complete = made.guarantee.within(total)
     with pytest.raises(ValueError, match="mu of 2 phases is .* more than the total's"):
-        fixed(made, before=[full])
+        fixed(made, before=[complete])
     # What is done counts, where that was fixed before the phase.
-    short = {"callback": False, "before": [full], "stopping": "plan", "planned": False}
+    short = {"callback": False, "before": [complete], "stopping": "plan", "planned": False}
     assert stopping_rule([made], [1], **short).at(1)[0].rounds == 21
     with pytest.raises(ValueError, match=r"give guarantees=\[first.within\(total\)\]"):
         fixed(made, before=[made.guarantee])
@@ -312,33 +315,33 @@ def test_a_later_phase_of_those_who_stay_keeps_their_totals():
     later = plan.make(config, mixing.survivors(network, [1]))
     with pytest.raises(ValueError, match=r"epsilons of \[5, 6\] agents; .* by survivors"):
         fixed(later, before=[stated])
-    (both,) = fixed(later, before=[stated.survivors([1])]).at(20)
-    assert both.per_agent_epsilon == (1.0, 2.0, 2.0, 4.0, 4.0)
-    text = later.export(both).instructions()
+    (pair,) = fixed(later, before=[stated.survivors([1])]).at(20)
+    assert pair.per_agent_epsilon == (1.0, 2.0, 2.0, 4.0, 4.0)
+    text = later.export(pair).instructions()
     assert "the total of all phases, epsilon = 1 to 4 by agent" in text
 
 
 def test_a_plan_states_what_each_agent_loses_and_anybody_may_leave():
     network = mixing.metropolis_hastings(graphs.complete(4))
     each = (1.0, 8.0, 2.0, 4.0)
-    made = plan.make(make_config(design="independent", epsilon=each), network)
-    stated = made.guarantee
+    training_plan = plan.make(make_config(design="independent", epsilon=each), network)
+    stated = training_plan.guarantee
     mus = np.array(stated.per_agent_mu)
-    np.testing.assert_array_equal(mus, made.noise.loss(made.target).size)
+    np.testing.assert_array_equal(mus, training_plan.noise.loss(training_plan.target).size)
     np.testing.assert_allclose(mus, gdp.mu(each, 1e-5), rtol=1e-6)
     # Two planned phases cost each agent what its two mus do.
     twice = stated.followed_by(stated, planned=True)
     np.testing.assert_allclose(twice.per_agent_mu, math.sqrt(2) * mus, rtol=1e-14)
     assert twice.survivors([1]).per_agent_mu == tuple(np.delete(twice.per_agent_mu, 1))
     # All of a total taken by one phase: those who stay lose what they did.
-    whole = stated.within(protect.Budget(each, 1e-5))
+    complete = stated.within(protect.Budget(each, 1e-5))
     for departed in ([0], [1, 3]):
-        stay = whole.survivors(departed)
+        stay = complete.survivors(departed)
         np.testing.assert_array_equal(stay.agents_spent, np.delete(mus, departed))
         assert stay.per_agent_epsilon == tuple(np.delete(each, departed))
-    less = stated.replace(per_agent_mu=(*mus[:2], mus[2] * 0.999, mus[3]))
+    reduced = stated.replace(per_agent_mu=(*mus[:2], mus[2] * 0.999, mus[3]))
     with pytest.raises(ValueError, match="states per_agent_mu .* for agent 2, but its noise"):
-        dataclasses.replace(made, guarantee=less)
+        dataclasses.replace(training_plan, guarantee=reduced)
 
 
 def test_a_curve_is_of_the_ends_of_chunks(made):

@@ -16,7 +16,9 @@ from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise
 from tests.support import make_algorithm
 
-N, D, B = 5, 3, 4
+N = 5
+D = 3
+B = 4
 MATRIX = mixing.metropolis_hastings(graphs.ring(N))
 KEY = jax.random.key(3, impl="threefry2x32")
 
@@ -43,8 +45,8 @@ class Records:
             return jax.tree.map(lambda leaf: jnp.where(skip, 0.0, leaf * scale), gradient)
 
         def of_agent(params, x, y, padding):
-            each = jax.vmap(of_record, (None, 0, 0, 0))(params, x, y, padding)
-            return jax.tree.map(lambda leaf: leaf.sum(0), each)
+            function = jax.vmap(of_record, (None, 0, 0, 0))(params, x, y, padding)
+            return jax.tree.map(lambda leaf: leaf.sum(0), function)
 
         axis = 0 if len(jax.tree.leaves(models)[0]) == len(x) else None
         if axis is None:
@@ -59,7 +61,8 @@ class Records:
 
 def batch(seed=0, agents=N, places=B):
     random = np.random.default_rng(seed)
-    x, y = random.normal(size=(agents, places, D)), random.normal(size=(agents, places))
+    x = random.normal(size=(agents, places, D))
+    y = random.normal(size=(agents, places))
     return jnp.float32(x), jnp.float32(y), jnp.asarray(random.random((agents, places)) < 0.3)
 
 
@@ -171,14 +174,15 @@ class Sketch(Method):
 
     def start(self, ctx, models):
         basis = jnp.eye(D)[: self.rows]
-        one = jax.tree.map(lambda leaf: leaf[:1], models)
-        return {"sketch": basis, "mean": jnp.zeros(D), "optimizer": ctx.optimizer.init(one)}
+        single = jax.tree.map(lambda leaf: leaf[:1], models)
+        return {"sketch": basis, "mean": jnp.zeros(D), "optimizer": ctx.optimizer.init(single)}
 
     def payload(self, models):
         return jnp.zeros((N, self.rows))
 
     def emit(self, ctx, public_state):
-        sketch, mean = public_state.memory["sketch"], public_state.memory["mean"]
+        sketch = public_state.memory["sketch"]
+        mean = public_state.memory["mean"]
         answer = ctx.query(public_state.models, ctx.batch, lambda g: sketch @ (g["w"] - mean))
         return Emission(answer.total)
 
@@ -208,12 +212,12 @@ class Midway(Dsgd):
         back = jax.tree.map(
             lambda x, old: (x + old) / 2, public_state.models, public_state.memory[1]
         )
-        both = jax.tree.map(lambda *pair: jnp.stack(pair, 1), public_state.models, back)
+        union = jax.tree.map(lambda *pair: jnp.stack(pair, 1), public_state.models, back)
 
         def larger(gradients):
             return jax.tree.map(lambda g: jnp.where(g[0] ** 2 > g[1] ** 2, g[0], g[1]), gradients)
 
-        return Emission(ctx.query.points()(both, ctx.batch, larger).total)
+        return Emission(ctx.query.points()(union, ctx.batch, larger).total)
 
     def send(self, ctx, public_state, emission, noisy):
         moved, memory = self.updated(
