@@ -108,9 +108,9 @@ def large(weights):
 
 
 KINDS = {
-    one.__name__: _between(one)
-    for one in (plain, jitted, vmapped, scanned, branched, looped, checkpointed, nested)
-} | {one.__name__: one for one in (backward, forward, large)}
+    case.__name__: _between(case)
+    for case in (plain, jitted, vmapped, scanned, branched, looped, checkpointed, nested)
+} | {case.__name__: case for case in (backward, forward, large)}
 
 WEIGHTS = np.linspace(0.5, 2.0, 5, dtype=np.float32)
 

@@ -42,7 +42,8 @@ class Gun:
 
     def __init__(self, when):
         kind, _, number = when.partition(" ")
-        self.events, self.last = 0, int(number) if kind == "at" else -1
+        self.events = 0
+        self.last = int(number) if kind == "at" else -1
         self.armed = True
         sys.addaudithook(self.hear)
         if kind == "after":
@@ -62,11 +63,13 @@ class Wire:
     """The compiled call, which also writes down what it sent."""
 
     def __init__(self, folder):
-        self.advance, self.folder = program.advance, folder
+        self.advance = program.advance
+        self.folder = folder
         self.trace = program.advance.trace
 
     def __call__(self, *args, **kwargs):
-        key, copy = self.folder / "noise.key", self.folder / "copied.key"
+        key = self.folder / "noise.key"
+        copy = self.folder / "copied.key"
         if key.exists() and not copy.exists():
             shutil.copy2(key, self.folder / "copying")
             os.replace(self.folder / "copying", copy)
@@ -87,11 +90,13 @@ def main(folder, kind, when):
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.5, 0))
     release = kind != "simulation"
     config = make_config(design=DESIGNS[kind], rounds=ROUNDS, release=release)
-    made, task = plan.make(config, matrix), make_problem(6)
+    training_plan = plan.make(config, matrix)
+    task = make_problem(6)
     program.advance = Wire(folder)
-    gun, began = Gun(when), time.monotonic()
+    gun = Gun(when)
+    began = time.monotonic()
     result = run(
-        made, task, seeds=[0], eval_every=2, checkpoint=folder / "checkpoint",
+        training_plan, task, seeds=[0], eval_every=2, checkpoint=folder / "checkpoint",
         checkpoint_seconds=0, key_file=folder / "noise.key" if release else None,
     )  # fmt: skip
     gun.armed = False

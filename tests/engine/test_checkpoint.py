@@ -54,7 +54,8 @@ def test_a_damaged_file_is_named_or_does_not_matter(tmp_path, whole, kind):
     """Other models under the same noise would be another run of it."""
     numbers = random.Random(3)
     names = [path.relative_to(whole) for path in content(whole)]
-    folder, refused = tmp_path / "c", 0
+    folder = tmp_path / "c"
+    refused = 0
     for name in sorted(names):
         shutil.copytree(whole, folder)
         old = (folder / name).read_bytes()

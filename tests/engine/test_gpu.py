@@ -58,8 +58,8 @@ def test_noise_that_cancels_still_cancels():
     coarse = factor.astype(jnp.bfloat16).astype(np.float32)
     chain = noise.correlated(coarse, key=jax.random.key(0), rounds=4)
     drawn, _ = chain.update(zero, chain.init(zero))
-    wrong = np.sum(np.square(np.asarray(gossip.mix(jnp.asarray(matrix, jnp.float32), drawn))))
-    assert wrong > 1.5 * left
+    invalid = np.sum(np.square(np.asarray(gossip.mix(jnp.asarray(matrix, jnp.float32), drawn))))
+    assert invalid > 1.5 * left
 
 
 def test_normals_are_the_cpus():
@@ -68,29 +68,29 @@ def test_normals_are_the_cpus():
     here, _ = chain.update(zero, chain.init(zero))
     with on_cpu():
         chain = noise.correlated(np.eye(8, dtype=np.float32), key=jax.random.key(3), rounds=2)
-        there, _ = chain.update(jnp.zeros((8, 1000)), chain.init(jnp.zeros((8, 1000))))
-    np.testing.assert_allclose(here, there, rtol=1e-5, atol=1e-5)
+        present, _ = chain.update(jnp.zeros((8, 1000)), chain.init(jnp.zeros((8, 1000))))
+    np.testing.assert_allclose(here, present, rtol=1e-5, atol=1e-5)
 
 
 def test_solver_agrees_with_the_cpu():
     factor = mixing.metropolis_hastings(graphs.erdos_renyi(60, 0.2, 0))
     here = factorization.minimize_trace(factor=factor)
     with on_cpu():
-        there = factorization.minimize_trace(factor=factor)
-    assert here.gap < 1e-8 and there.gap < 1e-8
-    np.testing.assert_allclose(here.value, there.value, rtol=1e-8)
+        optimum = factorization.minimize_trace(factor=factor)
+    assert here.gap < 1e-8 and optimum.gap < 1e-8
+    np.testing.assert_allclose(here.value, optimum.value, rtol=1e-8)
 
 
 @pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
 def test_runs_agree_with_the_cpu(relation):
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.5, 0))
-    made = plan.make(make_config(relation=relation), matrix)
+    training_plan = plan.make(make_config(relation=relation), matrix)
     problem = make_problem(6)
-    here = run(made, problem, seeds=[0, 1])
+    here = run(training_plan, problem, seeds=[0, 1])
     with on_cpu():
-        there = run(made, problem, seeds=[0, 1])
-    for name, value in there.metrics.items():
+        result = run(training_plan, problem, seeds=[0, 1])
+    for name, value in result.metrics.items():
         np.testing.assert_allclose(here.metrics[name], value, rtol=2e-2, atol=1e-3)
-    again = run(made, problem, seeds=[0, 1])
+    again = run(training_plan, problem, seeds=[0, 1])
     for name, value in here.metrics.items():
         np.testing.assert_array_equal(again.metrics[name], value)

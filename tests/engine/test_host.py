@@ -47,18 +47,18 @@ def made(matrix, **changes):
     return plan.make(make_config(**{"rounds": ROUNDS, **changes}), matrix, counts=[24] * 6)
 
 
-def same(one, other):
-    assert set(one.metrics) == set(other.metrics)
-    for name, values in one.metrics.items():
+def same(value, other):
+    assert set(value.metrics) == set(other.metrics)
+    for name, values in value.metrics.items():
         np.testing.assert_array_equal(values, other.metrics[name], err_msg=name)
-    jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
-    np.testing.assert_array_equal(one.rounds, other.rounds)
-    assert one.guarantees == other.guarantees and one.ended == other.ended
+    jax.tree.map(np.testing.assert_array_equal, value.params, other.params)
+    np.testing.assert_array_equal(value.rounds, other.rounds)
+    assert value.guarantees == other.guarantees and value.ended == other.ended
 
 
 def rows(result):
-    told = [{k: v for k, v in row.items()} for row in result.rows()]
-    return json.dumps(told, sort_keys=True, default=str)
+    messages = [{k: v for k, v in row.items()} for row in result.rows()]
+    return json.dumps(messages, sort_keys=True, default=str)
 
 
 # Runs of Whisper are compared by `test_callbacks_stop_at_the_same_rounds` too.
@@ -70,11 +70,11 @@ SLOW = set(CASES) - {"anti_pgd", "records"}
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
 )
 def test_over_its_own_exchange_a_run_is_the_scan_to_the_bit(network, small, name):
-    one = made(network, **CASES[name])
+    single = made(network, **CASES[name])
     # Blocks of unequal lengths, and chunks of several.
     options = {"seeds": [3], "eval_every": 3, "chunk_blocks": 2}
-    scan = run(one, small, **options)
-    loop = run(one, small, transport=host.local_transport(one), **options)
+    scan = run(single, small, **options)
+    loop = run(single, small, transport=host.local_transport(single), **options)
     same(scan, loop)
     assert rows(scan) == rows(loop)
 
@@ -99,13 +99,14 @@ class Normed(nn.Module):
 def test_networks_of_layers_are_the_scan_to_rounding(network, module, changes):
     """Halves are programs of their own, in which layers may be fused, and so rounded, otherwise."""
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(144, 7)), rng.integers(0, 3, 144)
+    x = rng.normal(size=(144, 7))
+    y = rng.integers(0, 3, 144)
     shards = partition.iid(144, 6, 0)
     task = supervised(module, "cross_entropy", (x, y), (x[:30], y[:30]), shards)
-    one = made(network, **changes)
+    single = made(network, **changes)
     options = {"seeds": [3], "eval_every": 5}
-    scan = run(one, task, **options)
-    loop = run(one, task, transport=host.local_transport(one), **options)
+    scan = run(single, task, **options)
+    loop = run(single, task, transport=host.local_transport(single), **options)
     for a, b in zip(jax.tree.leaves(scan.params), jax.tree.leaves(loop.params), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
     for name, values in scan.metrics.items():
@@ -115,9 +116,11 @@ def test_networks_of_layers_are_the_scan_to_rounding(network, module, changes):
 class Wire:
     """A network of one process: the method's own exchange, which keeps what it carries."""
 
-    def __init__(self, one, fails=(), changes=None):
-        self.exchange, self.sent = host.local_transport(one), []
-        self.fails, self.changes = list(fails), changes
+    def __init__(self, value, fails=(), changes=None):
+        self.exchange = host.local_transport(value)
+        self.sent = []
+        self.fails = list(fails)
+        self.changes = changes
 
     def __call__(self, message, round):
         self.sent.append((round, jax.tree.map(np.copy, message)))
@@ -148,24 +151,24 @@ def lossy(received, round):
 def test_a_round_that_was_not_delivered_is_sent_again_as_it_was(
     network, small, tmp_path, design, release
 ):
-    one = made(network, design=design, release=release)
+    single = made(network, design=design, release=release)
     options = {"seeds": [1], "eval_every": 4, "checkpoint": tmp_path / "c"}
     if release:
         options["key_file"] = tmp_path / "key"
-    wire = Wire(one, fails=[5, 5])
+    wire = Wire(single, fails=[5, 5])
     for _ in range(2):
         with pytest.raises(ConnectionError):
-            run(one, small, transport=wire, **options)
-    result = run(one, small, transport=wire, **options)
-    told = dict(wire.digests())
+            run(single, small, transport=wire, **options)
+    result = run(single, small, transport=wire, **options)
+    reported = dict(wire.digests())
     assert [t for t, _ in wire.sent] == [0, 1, 2, 3, 4, 5, 5, 5, 6, 7, 8, 9]
     # Every message of a round is the same one; each round's is another.
-    assert all(told[t] == digest for t, digest in wire.digests())
-    assert len(set(told.values())) == ROUNDS
+    assert all(reported[t] == digest for t, digest in wire.digests())
+    assert len(set(reported.values())) == ROUNDS
     if release:
         assert not (tmp_path / "key").exists()
     else:
-        same(run(one, small, seeds=[1], eval_every=4), result)
+        same(run(single, small, seeds=[1], eval_every=4), result)
 
 
 def test_a_run_that_was_killed_sends_no_noise_with_another_payload(network, small, tmp_path):
@@ -178,7 +181,8 @@ def test_a_run_that_was_killed_sends_no_noise_with_another_payload(network, smal
         run(one, small, transport=first, checkpoint_seconds=np.inf, **options)
     second = Wire(one, changes=lossy)
     run(one, small, transport=second, checkpoint_seconds=np.inf, **options)
-    before, after = dict(first.digests()), dict(second.digests())
+    before = dict(first.digests())
+    after = dict(second.digests())
     shared = set(before) & set(after)
     assert shared == {6} and before[6] == after[6]
 
@@ -187,46 +191,49 @@ def test_a_run_that_was_killed_sends_no_noise_with_another_payload(network, smal
 def test_without_the_state_the_network_would_see_noise_twice(network, small):
     """The broken twin: a run that begins again after another delivery."""
     one = made(network)
-    first, second = Wire(one), Wire(one, changes=lossy)
+    first = Wire(one)
+    second = Wire(one, changes=lossy)
     run(one, small, seeds=[1], transport=first)
     run(one, small, seeds=[1], transport=second)
-    before, after = dict(first.digests()), dict(second.digests())
+    before = dict(first.digests())
+    after = dict(second.digests())
     assert any(before[t] != after[t] for t in range(ROUNDS))
 
 
 def test_a_release_whose_newest_state_is_lost_is_refused(network, small, tmp_path):
-    one = made(network, release=True)
+    first = made(network, release=True)
     options = {
         "seeds": [1], "checkpoint": tmp_path / "c", "key_file": tmp_path / "key",
     }  # fmt: skip
     with pytest.raises(ValueError, match="checkpoint is None for a release over a transport"):
-        run(one, small, seeds=[1], transport=Wire(one), key_file=tmp_path / "key")
-    wire = Wire(one, fails=[6])
+        run(first, small, seeds=[1], transport=Wire(first), key_file=tmp_path / "key")
+    wire = Wire(first, fails=[6])
     with pytest.raises(ConnectionError):
-        run(one, small, transport=wire, **options)
+        run(first, small, transport=wire, **options)
     assert json.loads((tmp_path / "key").read_text())["sent"] == 7
     shutil.copytree(tmp_path / "c", tmp_path / "elsewhere")
     (tmp_path / "c" / "state.npz").unlink()
-    again = Wire(one, changes=lossy)
+    again = Wire(first, changes=lossy)
     with pytest.raises(ValueError, match="says that 7 rounds were sent, the state is of 0"):
-        run(one, small, transport=again, **options)
+        run(first, small, transport=again, **options)
     assert not again.sent
     # With its newest state it goes on.
     shutil.rmtree(tmp_path / "c")
     (tmp_path / "elsewhere").rename(tmp_path / "c")
-    run(one, small, transport=again, **options)
+    run(first, small, transport=again, **options)
     assert [t for t, _ in again.sent] == [6, 7, 8, 9]
 
 
 def test_another_message_of_a_round_that_was_sent_is_refused(network, small, tmp_path, monkeypatch):
     """As on a device whose gradients differ from call to call."""
-    one = made(network, release=True)
+    first = made(network, release=True)
     options = {
         "seeds": [1], "checkpoint": tmp_path / "c", "key_file": tmp_path / "key",
     }  # fmt: skip
     with pytest.raises(ConnectionError):
-        run(one, small, transport=Wire(one, fails=[4]), **options)
-    outgoing, again = host._outgoing, Wire(one)
+        run(first, small, transport=Wire(first, fails=[4]), **options)
+    outgoing = host._outgoing
+    again = Wire(first)
 
     def last_bit(*args):
         sent, sums = outgoing(*args)
@@ -236,25 +243,25 @@ def test_another_message_of_a_round_that_was_sent_is_refused(network, small, tmp
     last_bit.trace = outgoing.trace
     monkeypatch.setattr(host, "_outgoing", last_bit)
     with pytest.raises(ValueError, match="another message of round 5"):
-        run(one, small, transport=again, **options)
+        run(first, small, transport=again, **options)
     assert not again.sent
     monkeypatch.setattr(host, "_outgoing", outgoing)
-    run(one, small, transport=again, **options)
+    run(first, small, transport=again, **options)
     assert [t for t, _ in again.sent] == [4, 5, 6, 7, 8, 9]
 
 
 def test_the_drivers_do_not_take_over_each_others_runs(network, small, tmp_path):
-    one = made(network)
+    single = made(network)
     options = {"seeds": [1], "eval_every": 4, "checkpoint": tmp_path / "c"}
     with pytest.raises(ConnectionError):
-        run(one, small, transport=Wire(one, fails=[6]), **options)
+        run(single, small, transport=Wire(single, fails=[6]), **options)
     with pytest.raises(ValueError, match="belongs to another run, which differs in transport"):
-        run(one, small, **options)
+        run(single, small, **options)
 
 
 @pytest.mark.slow
 def test_callbacks_stop_at_the_same_rounds(network, small):
-    one = made(network)
+    single = made(network)
     options = {"seeds": [1], "eval_every": 2, "chunk_blocks": 2}
     calls = []
 
@@ -262,43 +269,46 @@ def test_callbacks_stop_at_the_same_rounds(network, small):
         calls.append((progress.round, float(progress.metrics["test_loss"][0, 0])))
         return progress.round >= 8
 
-    scan = run(one, small, callback=watch, **options)
-    first, calls[:] = calls[:], []
-    same(scan, run(one, small, callback=watch, transport=host.local_transport(one), **options))
+    scan = run(single, small, callback=watch, **options)
+    first = calls[:]
+    calls[:] = []
+    same(
+        scan, run(single, small, callback=watch, transport=host.local_transport(single), **options)
+    )
     assert first == calls and [t for t, _ in calls] == [4, 8]
 
 
 def test_what_a_transport_returns_is_checked(network, small):
-    one = made(network)
-    for broken, told in [
+    single = made(network)
+    for broken, messages in [
         (lambda message, round: None, "transport returned None"),
         (lambda message, round: jax.tree.map(lambda leaf: leaf[:-1], message), r"float32\[5"),
         (lambda message, round: jax.tree.map(np.float64, message), "float64"),
     ]:
-        with pytest.raises(ValueError, match=told):
-            run(one, small, seeds=[0], transport=broken)
+        with pytest.raises(ValueError, match=messages):
+            run(single, small, seeds=[0], transport=broken)
 
 
 @pytest.mark.parametrize("lost", [np.nan, np.inf])
 def test_numbers_that_were_lost_are_refused(network, small, lost):
-    one = made(network)
+    single = made(network)
 
     def hole(received, round):
         return jax.tree.map(lambda leaf: leaf * lost, received) if round == 2 else received
 
     with pytest.raises(ValueError, match=r"transport returned numbers .* not finite .* round 2"):
-        run(one, small, seeds=[0], transport=Wire(one, changes=hole))
+        run(single, small, seeds=[0], transport=Wire(single, changes=hole))
 
 
 def test_messages_that_are_not_finite_do_not_go_out(network, small, monkeypatch):
-    one, messages = made(network, clip_norm=0.0625), []  # No other test's compiled round.
+    single, messages = made(network, clip_norm=0.0625), []  # No other test's compiled round.
 
     def transport(message, round):
         messages.append(message)
 
     monkeypatch.setattr(clipping, "_finite", lambda tree: jax.tree.map(lambda x: x * np.nan, tree))
     with pytest.raises(ValueError, match=r"message of round 0 \(from 0\), at .* is not finite"):
-        run(one, small, seeds=[0], transport=transport)
+        run(single, small, seeds=[0], transport=transport)
     assert not messages
 
 
@@ -306,43 +316,43 @@ def test_messages_of_all_dtypes_are_carried():
     # Numbers of agents are whole, and have no infinity.
     message = {"count": np.int32([3]), "sum": np.array(jax.numpy.bfloat16([1.0]))}
     loop = host.HostDriver(lambda message, round: message)
-    wanted = jax.eval_shape(lambda: message)
-    received = loop._received(message, 0, wanted, Storage({}, Checkpoint()))
+    expected = jax.eval_shape(lambda: message)
+    received = loop._received(message, 0, expected, Storage({}, Checkpoint()))
     jax.tree.map(np.testing.assert_array_equal, received, message)
 
 
 def test_what_a_transport_raises_says_how_the_run_goes_on(network, small, tmp_path):
-    one = made(network)
+    single = made(network)
     with pytest.raises(ConnectionError, match="nothing was delivered") as failed:
-        run(one, small, seeds=[1], transport=Wire(one, fails=[3]))
+        run(single, small, seeds=[1], transport=Wire(single, fails=[3]))
     (note,) = failed.value.__notes__
     assert "round 3 (from 0) was not delivered" in note and "the run is over" in note
     options = {"seeds": [1], "checkpoint": tmp_path / "c"}
     with pytest.raises(ConnectionError) as failed:
-        run(one, small, transport=Wire(one, fails=[3]), **options)
+        run(single, small, transport=Wire(single, fails=[3]), **options)
     (note,) = failed.value.__notes__
     assert f"goes on from the checkpoint {tmp_path / 'c'}" in note
     # As it says.
-    assert run(one, small, transport=Wire(one), **options).ended
+    assert run(single, small, transport=Wire(single), **options).ended
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ({"transport": "tcp"}, "transport is 'tcp'; give a function"),
         ({"seeds": [0, 1]}, "1 plans and 2 seeds; run one plan"),
         ({"devices": 2}, "devices is 2 with a transport"),
     ],
 )
-def test_runs_that_no_network_carries_are_refused(network, small, options, told):
-    one = made(network)
-    with pytest.raises(ValueError, match=told):
-        run(one, small, **{"seeds": [0], "transport": host.local_transport(one), **options})
+def test_runs_that_no_network_carries_are_refused(network, small, options, reported):
+    single = made(network)
+    with pytest.raises(ValueError, match=reported):
+        run(single, small, **{"seeds": [0], "transport": host.local_transport(single), **options})
 
 
 def test_a_transport_cannot_change_what_the_agents_hold(network, small):
-    one = made(network)
-    exchange = host.local_transport(one)
+    single = made(network)
+    exchange = host.local_transport(single)
 
     def greedy(message, round):
         received = exchange(message, round)
@@ -350,7 +360,7 @@ def test_a_transport_cannot_change_what_the_agents_hold(network, small):
             leaf[:] = 0
         return received
 
-    same(run(one, small, seeds=[3]), run(one, small, seeds=[3], transport=greedy))
+    same(run(single, small, seeds=[3]), run(single, small, seeds=[3], transport=greedy))
 
 
 def test_the_note_of_what_was_sent_never_goes_back(tmp_path):

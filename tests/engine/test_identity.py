@@ -151,33 +151,38 @@ def test_records_clipped_one_by_one_count_too(tmp_path, network):
 
     for place, changes in enumerate(({}, {"microbatch": 2})):
         config = make_config(release=True, rounds=2, relation="replace_record", **changes)
-        made, key = plan.make(config, network), tmp_path / str(place)
+        training_plan = plan.make(config, network)
+        key = tmp_path / str(place)
         with pytest.raises(captured.Reached):
-            captured.reach(weighted(captured.WEIGHTS), key, made)
+            captured.reach(weighted(captured.WEIGHTS), key, training_plan)
         with pytest.raises(ValueError, match="belongs to another run"):
-            captured.reach(weighted(captured.changed(captured.WEIGHTS)), key, made)
+            captured.reach(weighted(captured.changed(captured.WEIGHTS)), key, training_plan)
 
 
 def test_what_the_model_closes_over_is_read_before_the_first_round(tmp_path, network):
     """A callback may change it; the last, shorter chunk is the hashed program all the same."""
-    small, scale = make_problem(6), np.ones(5, np.float32)
+    small = make_problem(6)
+    scale = np.ones(5, np.float32)
 
     def trained(name, callback):
         # A loss of its own: what was traced for another run is not found again.
         task = dataclasses.replace(
             small, batch_loss=lambda p, x, y: small.batch_loss(p, x * scale, y)
         )
-        made = plan.make(make_config(release=True, rounds=5), network)
-        kept = {"checkpoint": tmp_path / name, "key_file": tmp_path / f"{name}.key"}
+        training_plan = plan.make(make_config(release=True, rounds=5), network)
+        selection = {"checkpoint": tmp_path / name, "key_file": tmp_path / f"{name}.key"}
         with pytest.MonkeyPatch.context() as fixed:
             fixed.setattr(keys.secrets, "randbits", lambda bits: 7)
-            return run(made, task, seeds=[0], eval_every=2, callback=callback, **kept).params
+            return run(
+                training_plan, task, seeds=[0], eval_every=2, callback=callback, **selection
+            ).params
 
     def anneal(progress):
         if progress.round == 4:
             scale[:] = 0
 
-    as_it_was, changed = trained("a", None), trained("b", anneal)
+    as_it_was = trained("a", None)
+    changed = trained("b", anneal)
     assert (scale == 0).all()
     for left, right in zip(jax.tree.leaves(as_it_was), jax.tree.leaves(changed), strict=True):
         np.testing.assert_array_equal(left, right)
@@ -220,18 +225,19 @@ PARTIALS = {
 @pytest.mark.parametrize("kind", PARTIALS)
 def test_functions_with_arguments_are_the_same_run_in_every_process(tmp_path, network, kind):
     """Described by what they call and with what, and not by addresses."""
-    key, task = tmp_path / "noise.key", make_problem(6)
+    key = tmp_path / "noise.key"
+    task = make_problem(6)
 
     def reach(value):
         optimizer = PARTIALS[kind](value)
         config = make_config(release=True, rounds=2, optimizer=optimizer)
         captured.reach(task, key, plan.make(config, network))
 
-    kept = []  # So that no later function gets the address of an earlier one.
+    selection = []  # So that no later function gets the address of an earlier one.
     for _ in range(2):
         with pytest.raises(captured.Reached):
             reach(0.5)
-        kept.append(PARTIALS[kind](0.5))
+        selection.append(PARTIALS[kind](0.5))
     with pytest.raises(ValueError, match="belongs to another run"):
         reach(0.25)
 
@@ -247,10 +253,10 @@ class _Marked(DSGD):
 
 def test_what_has_no_text_of_its_own_is_refused_before_the_first_round(tmp_path, network, small):
     """And not when the run would resume, in vain."""
-    made = plan.make(make_config(rounds=2, method=_Marked(mark=(1, _Table()))), network)
+    training_plan = plan.make(make_config(rounds=2, method=_Marked(mark=(1, _Table()))), network)
     text = r"Config.method.mark\[1\] is <.*_Table object at 0x.*make its class a frozen dataclass"
     with pytest.raises(ValueError, match=text):
-        run(made, small, seeds=[0], eval_every=1, checkpoint=tmp_path / "c")
+        run(training_plan, small, seeds=[0], eval_every=1, checkpoint=tmp_path / "c")
     assert not list(tmp_path.iterdir())
 
 
@@ -270,10 +276,10 @@ def test_custom_classes_are_named_with_their_module():
     ids=["apart", "copies"],
 )
 def test_processes_that_differ_in_how_a_problem_is_used_are_refused(network, change):
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
     task = dataclasses.replace(make_problem(len(network)), weighted=None)
     tasks = task, dataclasses.replace(task, **change)
-    here, there = (checkpoint.of_arguments([made], [task], [0], {}) for task in tasks)
+    here, present = (checkpoint.of_arguments([training_plan], [task], [0], {}) for task in tasks)
     checkpoint.check_alike([here, here])
     with pytest.raises(ValueError, match=f"differs in .*{list(change)[-1]}"):
-        checkpoint.check_alike([here, there])
+        checkpoint.check_alike([here, present])

@@ -21,8 +21,8 @@ def bits(key):
 
 
 def test_no_two_seeds_purposes_or_phases_share_a_key():
-    every = list(itertools.product(range(50), keys.PURPOSES, range(2)))
-    assert len({tuple(bits(keys.derive(*one))) for one in every}) == len(every)
+    entries = list(itertools.product(range(50), keys.PURPOSES, range(2)))
+    assert len({tuple(bits(keys.derive(*item))) for item in entries}) == len(entries)
     assert bits(keys.derive(7, "noise")) == bits(keys.derive(7, "noise"))
     assert str(jax.random.key_impl(keys.derive(0, "noise"))) == "threefry2x32"
 
@@ -40,12 +40,12 @@ def test_bad_purpose():
 
 def test_key_file_round_trip_and_mode(tmp_path):
     path = tmp_path / "deep" / "noise.key"
-    made = KeyFile(path, "run A").create()
+    result = KeyFile(path, "run A").create()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [p.name for p in path.parent.iterdir()] == ["noise.key"]
-    assert bits(KeyFile(path, "run A").key()) == bits(made)
+    assert bits(KeyFile(path, "run A").key()) == bits(result)
     other = KeyFile(tmp_path / "other.key", "run A").create()
-    assert bits(other) != bits(made)
+    assert bits(other) != bits(result)
     assert KeyFile(path, "run A").delete()
     assert not path.exists()
     assert not KeyFile(path, "run A").delete()
@@ -105,13 +105,13 @@ def test_flipped_bits_and_cuts_of_a_key_file_are_noticed(tmp_path):
     """With another key the rounds sent again would have fresh noise."""
     path = tmp_path / "noise.key"
     KeyFile(path, "run A").create()
-    whole = path.read_bytes()
-    wrong = [whole[:cut] for cut in range(0, len(whole), 9)]
-    for place in range(len(whole)):
-        changed = bytearray(whole)
+    complete = path.read_bytes()
+    faults = [complete[:cut] for cut in range(0, len(complete), 9)]
+    for place in range(len(complete)):
+        changed = bytearray(complete)
         changed[place] ^= 1 << place % 8
-        wrong.append(bytes(changed))
-    for content in wrong:
+        faults.append(bytes(changed))
+    for content in faults:
         path.write_bytes(content)
         with pytest.raises(ValueError, match="key_file .* cannot be read"):
             KeyFile(path, "run A").key()
@@ -150,10 +150,10 @@ def test_nothing_hangs_on_a_pipe_or_an_endless_file(tmp_path):
 
 def test_what_was_sent_is_noted_in_a_file_as_secret_as_before(tmp_path):
     path = tmp_path / "noise.key"
-    made = KeyFile(path, "run A").create()
+    result = KeyFile(path, "run A").create()
     KeyFile(path, "run A").note_sent(2, "message")
     assert KeyFile(path, "run A").sent() == 2
-    assert bits(KeyFile(path, "run A").key()) == bits(made)
+    assert bits(KeyFile(path, "run A").key()) == bits(result)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(ValueError, match="belongs to another run"):
         KeyFile(path, "run B").note_sent(3, "message")
@@ -161,7 +161,8 @@ def test_what_was_sent_is_noted_in_a_file_as_secret_as_before(tmp_path):
 
 
 def test_a_full_disk_and_a_folder_that_cannot_be_written(tmp_path):
-    path, kept = tmp_path / "noise.key", tmp_path / "kept.key"
+    path = tmp_path / "noise.key"
+    kept = tmp_path / "kept.key"
     KeyFile(kept, "run A").create()
     before = kept.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -200,7 +201,8 @@ def test_of_two_threads_one_has_the_message_of_a_round(tmp_path, monkeypatch):
 
 def test_a_key_file_has_one_name(tmp_path):
     """Locks go by name, and every note leaves the old file to the other name."""
-    path, link = tmp_path / "noise.key", tmp_path / "link.key"
+    path = tmp_path / "noise.key"
+    link = tmp_path / "link.key"
     KeyFile(path, "run A").create()
     file = KeyFile(path, "run A")
     os.link(path, link)

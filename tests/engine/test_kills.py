@@ -23,12 +23,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def sent(folder):
     """Round -> every digest that was sent as its messages."""
-    found = {}
+    results = {}
     lines = (folder / "sent").read_text().splitlines() if (folder / "sent").exists() else []
     for line in lines:
         round_, digest = line.split()
-        found.setdefault(int(round_), set()).add(digest)
-    return found
+        results.setdefault(int(round_), set()).add(digest)
+    return results
 
 
 def words(key):
@@ -50,9 +50,12 @@ class Range:
     """Chains of killed and resumed runs, and those that nobody killed."""
 
     def __init__(self, folder, seed):
-        self.folder, self.numbers = folder / "runs", random.Random(seed)
+        self.folder = folder / "runs"
+        self.numbers = random.Random(seed)
         self.folder.mkdir()
-        self.whole, self.kills, self.chains = {}, 0, 0
+        self.whole = {}
+        self.kills = 0
+        self.chains = 0
         self.errors = folder / "errors"
         # What was compiled once is read back: most of a short run is spent there.
         cache = {
@@ -88,20 +91,20 @@ class Range:
         if key is not None:
             shutil.copy2(key, folder / "noise.key")
         assert not self.launch(folder, kind, "never")
-        said = (folder / "said").read_text().split()
-        return folder, float(said[0]), int(said[1])
+        text = (folder / "said").read_text().split()
+        return folder, float(text[0]), int(text[1])
 
     def chain(self, kind, most):
         """Kill and resume one run until it ends, and compare it with one that nobody killed."""
         if kind not in self.whole:
             self.whole[kind] = self.reference(kind)
-        whole, seconds, events = self.whole[kind]
+        complete, seconds, events = self.whole[kind]
         folder = self.folder / f"chain{self.chains}"
         self.chains += 1
         folder.mkdir()
         key = folder / "noise.key"
         if shared := kind != "simulation" and self.chains % 2 == 0:
-            shutil.copy2(whole / "copied.key", key)
+            shutil.copy2(complete / "copied.key", key)
         killed = True
         while killed:
             when = "never"
@@ -119,8 +122,8 @@ class Range:
         if kind != "simulation":
             assert not [path for path in folder.iterdir() if "noise.key" in path.name]
             if not shared:
-                whole, *_ = self.reference(kind, folder / "copied.key")
-        same(folder, whole)
+                complete, *_ = self.reference(kind, folder / "copied.key")
+        same(folder, complete)
 
 
 class Interrupted(BaseException):
@@ -131,7 +134,8 @@ class Hook:
     """Interrupts at the next events of files, in this thread."""
 
     def __init__(self):
-        self.left, self.seen = None, 0
+        self.left = None
+        self.seen = 0
         sys.addaudithook(self.hear)
 
     def hear(self, event, _):
@@ -150,21 +154,25 @@ class Hook:
 
 @pytest.mark.slow
 def test_a_release_torn_off_at_any_file_keeps_its_key_and_its_bits(tmp_path, network, small):
-    made = plan.make(make_config(release=True, rounds=12), network)
-    hook, numbers = Hook(), random.Random(5)
-    key, copy = tmp_path / "noise.key", tmp_path / "copy.key"
+    training_plan = plan.make(make_config(release=True, rounds=12), network)
+    hook = Hook()
+    numbers = random.Random(5)
+    key = tmp_path / "noise.key"
+    copy = tmp_path / "copy.key"
     options = {"seeds": [0], "eval_every": 3, "checkpoint_seconds": 0}
 
     def once(folder, path, left=None):
-        hook.left, hook.seen = left, 0
+        hook.left = left
+        hook.seen = 0
         try:
-            return run(made, small, checkpoint=folder, key_file=path, **options)
+            return run(training_plan, small, checkpoint=folder, key_file=path, **options)
         finally:
             hook.left = None
 
     for name in ("imports", "counts"):
         once(tmp_path / name, tmp_path / f"{name}.key")
-    events, torn = hook.seen, 0
+    events = hook.seen
+    torn = 0
     while torn < 12:
         try:
             result = once(tmp_path / "c", key, numbers.randint(1, events // 2))
@@ -180,10 +188,10 @@ def test_a_release_torn_off_at_any_file_keeps_its_key_and_its_bits(tmp_path, net
         result = once(tmp_path / "c", key)
     assert torn >= 2
     assert not [path for path in tmp_path.iterdir() if "noise.key" in path.name]
-    whole = once(tmp_path / "whole", copy)
+    complete = once(tmp_path / "whole", copy)
     for first, second in zip(
         jax.tree.leaves((result.params, result.metrics)),
-        jax.tree.leaves((whole.params, whole.metrics)),
+        jax.tree.leaves((complete.params, complete.metrics)),
         strict=True,
     ):
         np.testing.assert_array_equal(first, second)

@@ -84,7 +84,7 @@ def test_two_processes_give_the_numbers_of_one_and_refuse_together(tmp_path, cap
     assert load_script("both", tmp_path).main(tmp_path) < 1e-6
     assert "largest difference" in capsys.readouterr().out
     # The first one alone keeps files.
-    assert sorted(one.name for one in (tmp_path / "checkpoint").iterdir())[-1] == "state.npz"
+    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir())[-1] == "state.npz"
     first, second = (json.loads((tmp_path / f"refused_{i}.json").read_text()) for i in (0, 1))
     # The process whose callback fails raises its own error, the other one its text.
     assert (first.pop(), second.pop()) == ("'of the callback'", "KeyError: 'of the callback'")
@@ -115,7 +115,8 @@ def test_a_killed_process_ends_both_and_the_same_command_goes_on(tmp_path):
     def start():
         return subprocess.Popen([sys.executable, copy, folder], stderr=subprocess.PIPE, text=True)
 
-    state, limit = folder / "checkpoint" / "state.npz", time.monotonic() + 120
+    state = folder / "checkpoint" / "state.npz"
+    limit = time.monotonic() + 120
     with start() as launcher:
         while not state.exists() and time.monotonic() < limit:
             time.sleep(0.2)
@@ -132,10 +133,11 @@ def test_a_killed_process_ends_both_and_the_same_command_goes_on(tmp_path):
 @pytest.mark.slow
 def test_slurm_says_who_takes_part(tmp_path):
     """A step of two tasks on one machine, by the variables that Slurm sets in each."""
-    script, train = EXAMPLE.read_text(), "    result = train("
-    shown = "    return print(jax.process_index(), jax.process_count(), jax.device_count())\n"
+    script = EXAMPLE.read_text()
+    train = "    result = train("
+    display = "    return print(jax.process_index(), jax.process_count(), jax.device_count())\n"
     copy = tmp_path / "step.py"
-    copy.write_text(script.replace(train, shown + train))
+    copy.write_text(script.replace(train, display + train))
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -151,7 +153,7 @@ def test_slurm_says_who_takes_part(tmp_path):
         )
         for rank in "01"
     ]  # fmt: skip
-    texts = [each.communicate(timeout=120)[0] for each in tasks]
+    texts = [task.communicate(timeout=120)[0] for task in tasks]
     assert texts == ["0 2 6\n", "1 2 6\n"]
 
 

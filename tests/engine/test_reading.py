@@ -48,22 +48,29 @@ def files(function, *values):
 @pytest.fixture(scope="module")
 def made(network):
     """A plan, and a problem that nothing was compiled for."""
-    one = plan.make(make_config(rounds=4), network)
+    training_plan = plan.make(make_config(rounds=4), network)
     # What a plan makes when it is first asked is a part of making it.
-    assert one.arrays and one.privatizer and one.sampler and one.method and one.grid is None
-    return one, make_problem(len(network), seed=7)
+    assert (
+        training_plan.arrays
+        and training_plan.privatizer
+        and training_plan.sampler
+        and training_plan.method
+        and training_plan.grid is None
+    )
+    return training_plan, make_problem(len(network), seed=7)
 
 
 def test_a_run_is_read_in_few_files(made):
-    one, task = made
-    read = files(lambda: run(one, task, seeds=[0]))
+    single, task = made
+    read = files(lambda: run(single, task, seeds=[0]))
     assert len(read) <= 30, read
 
 
 def test_a_step_is_read_in_few_files(made):
-    one, task = made
-    inputs = Inputs.of((one,), (task,), (0,))
-    statics, key = inputs.statics, inputs.batch_keys[0]
+    single, task = made
+    inputs = Inputs.of((single,), (task,), (0,))
+    statics = inputs.statics
+    key = inputs.batch_keys[0]
     arrays = jax.tree.map(lambda leaf: leaf[0], inputs.arrays)
     models = jax.tree.map(lambda leaf: leaf[0, 0], inputs.start(None, 1))
     state = statics.initial(arrays, models, key, key)

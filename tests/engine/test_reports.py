@@ -34,23 +34,23 @@ def made(network, **options):
 
 @pytest.mark.slow
 def test_a_methods_own_metrics_are_reported(network, small):
-    one = made(network)
-    result = run(one, small, seeds=[0, 4], eval_every=3, chunk_blocks=2)
+    single = made(network)
+    result = run(single, small, seeds=[0, 4], eval_every=3, chunk_blocks=2)
     assert list(result.metrics)[-4:] == ["gradient_norm", "clip_fraction", "number", "size"]
     # Averages over blocks of 3, 3 and 1 rounds.
     np.testing.assert_allclose(result.metrics["number"][:, 1, 0], [1, 4, 6])
-    each = run(one, small, seeds=[0, 4], eval_every=1)
+    each = run(single, small, seeds=[0, 4], eval_every=1)
     blocks = np.split(each.metrics["size"][:, 1, 0], [3, 6])
-    wanted = [block.mean() for block in blocks]
-    np.testing.assert_allclose(result.metrics["size"][:, 1, 0], wanted, rtol=1e-6)
+    expected = [block.mean() for block in blocks]
+    np.testing.assert_allclose(result.metrics["size"][:, 1, 0], expected, rtol=1e-6)
     assert {"size", "number"} <= set(result.rows()[0])
 
 
 @pytest.mark.slow
 def test_both_drivers_report_the_same(network, small):
-    one = made(network)
-    scan = run(one, small, seeds=[4], eval_every=3)
-    loop = run(one, small, seeds=[4], eval_every=3, transport=host.local_transport(one))
+    single = made(network)
+    scan = run(single, small, seeds=[4], eval_every=3)
+    loop = run(single, small, seeds=[4], eval_every=3, transport=host.local_transport(single))
     for name in ("size", "number", "gradient_norm"):
         np.testing.assert_array_equal(scan.metrics[name], loop.metrics[name])
 

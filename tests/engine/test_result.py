@@ -34,9 +34,9 @@ def result(network, small):
     return run(plans, small, seeds=[3, 5], eval_every=5)
 
 
-def equal(one, other):
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+def equal(value, other):
+    assert jax.tree.structure(value) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(value), jax.tree.leaves(other), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
 
@@ -69,8 +69,8 @@ def test_a_result_prints_and_draws_itself(tmp_path, result):
     frame = result.to_frame(run=1)
     assert frame.to_dict("records") == result.rows(run=1)
     # In a notebook too, lines have names and the figure its guarantee.
-    shown = result.plot("test_loss")
-    assert len(shown.legends) == 1 and "epsilon = 8" in shown.get_supxlabel()
+    display = result.plot("test_loss")
+    assert len(display.legends) == 1 and "epsilon = 8" in display.get_supxlabel()
     path = result.plot("test_loss", tmp_path / "loss.svg")
     assert path.read_text().startswith("<?xml") and "epsilon = 8" in path.read_text()
 
@@ -88,22 +88,22 @@ def test_a_report_is_one_page_with_all_of_a_run(tmp_path, result):
     assert "<b> run" not in page and "a &lt;b&gt; run" in page
     # Nothing is fetched: no script, no image or style from elsewhere.
     assert not re.search(r"<(script|img|link|iframe)\b|url\((?!#)|src=", page)
-    shown = text_of(page)
-    assert shown.count("This is a simulation: do not publish its models; a release") == 1
+    display = text_of(page)
+    assert display.count("This is a simulation: do not publish its models; a release") == 1
     first = re.findall(r"data-name='(\w+)'", page)[: 3 + len(result.metrics)]
     assert first == ["design", "epsilon", *result.metrics, "protected"]
-    for guarantee, made in zip(result.guarantees, result.plans, strict=True):
-        assert guarantee.caption() in shown and guarantee.statement() in shown
-        for party in made.protection():
-            assert party.party in shown and party.why in shown
+    for guarantee, outcome in zip(result.guarantees, result.plans, strict=True):
+        assert guarantee.caption() in display and guarantee.statement() in display
+        for party in outcome.protection():
+            assert party.party in display and party.why in display
     for row in result.summary().splitlines()[2:]:
         for cell in re.split(r"\s{2,}", row):
-            assert cell in shown
+            assert cell in display
     assert page.count("<figure") == page.count("<svg ") == len(result.metrics)
     forecast = result.plans[0].forecast(6)
-    assert forecast.level in shown and f"{forecast.ratio:.3g}" in shown
-    assert f"{forecast.disagreement:.3g}" in shown and "around it at agents" in shown
-    assert "protect.clip_norm" in shown and jax.__version__ in shown and "[3, 5]" in shown
+    assert forecast.level in display and f"{forecast.ratio:.3g}" in display
+    assert f"{forecast.disagreement:.3g}" in display and "around it at agents" in display
+    assert "protect.clip_norm" in display and jax.__version__ in display and "[3, 5]" in display
     # A result from a file has no configs; a page is replaced.
     again = Result.load(result.save(tmp_path / "r"))
     assert again.report(path) == path and "holds no configs" in path.read_text()
@@ -115,8 +115,8 @@ def test_a_report_is_one_page_with_all_of_a_run(tmp_path, result):
 def test_names_of_agents_travel_with_their_epsilons(tmp_path, network, small):
     names = tuple("ABCDEF")
     task = dataclasses.replace(small, name="ward", partition=small.partition._replace(names=names))
-    made = plan.make(make_config(epsilon=(1.0, 2.0, 3.0, 3.0, 2.0, 1.5)), network)
-    result = run(made, task, seeds=[0], eval_every=20)
+    training_plan = plan.make(make_config(epsilon=(1.0, 2.0, 3.0, 3.0, 2.0, 1.5)), network)
+    result = run(training_plan, task, seeds=[0], eval_every=20)
     again = Result.load(result.save(tmp_path / "r"))
     assert (
         (again.problem, again.agent_names)
@@ -124,24 +124,28 @@ def test_names_of_agents_travel_with_their_epsilons(tmp_path, network, small):
         == ("ward", names)
     )
     assert "1 to 3 by agent" in again.summary()
-    shown = " ".join(text_of(again.report(tmp_path / "r.html").read_text()).split())
-    assert shown.startswith("dpjax: ward") and "A 1 B 2 C 3 D 3 E 2 F 1.5" in shown
+    text = " ".join(text_of(again.report(tmp_path / "r.html").read_text()).split())
+    assert text.startswith("dpjax: ward") and "A 1 B 2 C 3 D 3 E 2 F 1.5" in text
 
 
 def test_notebooks_show_tables(result):
-    made, guarantee = result.plans[0], result.guarantees[0]
-    shown = text_of(result._repr_html_())
-    assert guarantee.caption() in shown and "agent from outsider" in shown
+    outcome = result.plans[0]
+    guarantee = result.guarantees[0]
+    display = text_of(result._repr_html_())
+    assert guarantee.caption() in display and "agent from outsider" in display
     assert guarantee.statement() in text_of(guarantee._repr_html_())
-    shown = text_of(made._repr_html_())
-    assert repr(made) in shown and "NOT protected" in shown
+    display = text_of(outcome._repr_html_())
+    assert repr(outcome) in display and "NOT protected" in display
 
 
 def test_rows_as_comma_separated_values(tmp_path, result):
     path = result.to_csv(tmp_path / "rows.csv")
     assert os.stat(path).st_mode & 0o777 == 0o600  # It has seeds, as the saved result has.
-    frame, want = pandas.read_csv(path), result.to_frame()
-    assert list(frame["guarantee"].unique()) == [one.caption() for one in result.guarantees]
+    frame = pandas.read_csv(path)
+    want = result.to_frame()
+    assert list(frame["guarantee"].unique()) == [
+        guarantee.caption() for guarantee in result.guarantees
+    ]
     pandas.testing.assert_frame_equal(
         frame.drop(columns="guarantee"), want.drop(columns="guarantee"), check_dtype=False
     )
@@ -161,8 +165,8 @@ def test_export_keeps_a_parameter_that_is_one_number(tmp_path, network):
     data = np.ones((60, 2), np.float32), np.arange(60) % 3
     shards = partition.iid(60, AGENTS, seed=0)
     task = supervised(Scaled(), "cross_entropy", data, data, shards)
-    made = plan.make(make_config(design="non_private"), network)
-    exported = run(made, task, seeds=[0]).export(tmp_path / "model.safetensors", task)
+    training_plan = plan.make(make_config(design="non_private"), network)
+    exported = run(training_plan, task, seeds=[0]).export(tmp_path / "model.safetensors", task)
     assert load_file(exported)["params.temperature"].shape == ()
 
 
@@ -227,9 +231,9 @@ def test_nothing_is_overwritten(tmp_path, result):
     path.write_text("somebody's")
     (tmp_path / "folder.npz").mkdir()
     (tmp_path / "link.npz").symlink_to(tmp_path / "nowhere")
-    for taken in (path, path.with_suffix(""), tmp_path / "link.npz"):
+    for case in (path, path.with_suffix(""), tmp_path / "link.npz"):
         with pytest.raises(ValueError, match="which exists; results are never overwritten"):
-            result.save(taken)
+            result.save(case)
     assert path.read_text() == "somebody's" and len(os.listdir(tmp_path)) == 3
     with pytest.raises(ValueError, match="which cannot be written"):
         result.save(path / "below.npz")
@@ -378,35 +382,35 @@ def test_no_noise_key_is_in_the_file(tmp_path, network, small):
     left = run(release, small, seeds=[0], checkpoint=kept, callback=peek)
     simulated = run(plan.make(make_config(rounds=4), network), small, seeds=[0])
     simulation = np.asarray(jax.random.key_data(keys.derive(0, "noise")))
-    for name, one, key in (("r", left, words[:2]), ("s", simulated, simulation)):
-        content = one.save(tmp_path / name).read_bytes()
+    for name, item, key in (("r", left, words[:2]), ("s", simulated, simulation)):
+        content = item.save(tmp_path / name).read_bytes()
         assert np.asarray(key, np.uint32).tobytes() not in content
         assert str(int(key[0])).encode() not in content
     # The broken twin: a key among the parameters would be found.
     twin = dataclasses.replace(left, params={"w": np.asarray(words[:2], np.uint32)[None, None]})
-    found = np.asarray(words[:2], np.uint32).tobytes()
-    assert found in twin.save(tmp_path / "twin").read_bytes()
+    outcome = np.asarray(words[:2], np.uint32).tobytes()
+    assert outcome in twin.save(tmp_path / "twin").read_bytes()
 
 
 def test_the_average_model_and_one_agents(result):
     params = jax.tree.leaves(result.params)
     average = result.model(seed=5, plan="whisper")
     mine = result.model(seed=5, plan=0, agent=2)
-    for whole, mean, own in zip(params, *map(jax.tree.leaves, (average, mine)), strict=True):
-        np.testing.assert_allclose(mean, whole[1, 0].astype(float).mean(0), rtol=1e-6)
-        np.testing.assert_array_equal(own, whole[1, 0, 2])
+    for complete, mean, own in zip(params, *map(jax.tree.leaves, (average, mine)), strict=True):
+        np.testing.assert_allclose(mean, complete[1, 0].astype(float).mean(0), rtol=1e-6)
+        np.testing.assert_array_equal(own, complete[1, 0, 2])
         assert mean.dtype == own.dtype == np.float32
 
 
 def test_predictions_are_the_modules(tmp_path, result, small):
     x = np.asarray(small.x[:7])
-    wanted = Linear().apply(result.model(seed=3, plan=1), x)
+    expected = Linear().apply(result.model(seed=3, plan=1), x)
     loaded = Result.load(result.save(tmp_path / "r"))
-    for one in (result, loaded):
-        predict = one.predictor(small, seed=3, plan=1)
-        np.testing.assert_allclose(predict(x), wanted, rtol=1e-6)
+    for case in (result, loaded):
+        predict = case.predictor(small, seed=3, plan=1)
+        np.testing.assert_allclose(predict(x), expected, rtol=1e-6)
     # The broken twin: another agent's, or another plan's.
-    assert np.abs(result.predictor(small, seed=3, plan=0)(x) - wanted).max() > 1e-3
+    assert np.abs(result.predictor(small, seed=3, plan=0)(x) - expected).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -430,19 +434,19 @@ def test_models_that_there_are_not(result, arguments, message):
 
 
 def test_what_cannot_predict(result, small):
-    chosen = {"seed": 3, "plan": 0}
+    selection = {"seed": 3, "plan": 0}
     with pytest.raises(ValueError, match="problem has no predict"):
-        result.predictor(dataclasses.replace(small, predict=None), **chosen)
+        result.predictor(dataclasses.replace(small, predict=None), **selection)
     with pytest.raises(ValueError, match="give the problem that was trained"):
         other = dataclasses.replace(
             small, init=lambda key: {"w": jnp.zeros(3)}, loss=lambda p, x, y: jnp.sum(p["w"]),
             batch_loss=None, weighted=None,
         )  # fmt: skip
-        result.predictor(other, **chosen)
-    for wrong in (Linear, 3):
+        result.predictor(other, **selection)
+    for invalid in (Linear, 3):
         with pytest.raises(ValueError, match="give the problem that was trained"):
-            result.predictor(wrong, **chosen)
-    predict = result.predictor(small, **chosen)
+            result.predictor(invalid, **selection)
+    predict = result.predictor(small, **selection)
     for x in (np.ones(5), np.ones((2, 4)), 1.0):
         with pytest.raises(
             ValueError, match=r"x has shape .*; give examples \['M', 5\]|x is 1.0; give one entry"
@@ -450,13 +454,13 @@ def test_what_cannot_predict(result, small):
             predict(x)
     named = dataclasses.replace(small, columns=tuple("abcde"))
     frame = pandas.DataFrame(small.x[:3], columns=list("abcde"))
-    by_name = result.predictor(named, **chosen)
+    by_name = result.predictor(named, **selection)
     np.testing.assert_array_equal(by_name(frame), predict(small.x[:3]))
     with pytest.raises(ValueError, match="x has columns .*'e'.*; give those of train x"):
         by_name(frame[list("edcba")])
     empty = dataclasses.replace(result, params=())
     with pytest.raises(ValueError, match="releases no models"):
-        empty.model(**chosen)
+        empty.model(**selection)
 
 
 class Texts(nn.Module):
@@ -477,20 +481,24 @@ def test_frozen_leaves_and_integers_are_put_back(network):
         partition.iid(len(tokens), AGENTS, 0), params=params, frozen=lambda path: "words" in path,
     )  # fmt: skip
     result = run(plan.make(make_config(rounds=3), network), task, seeds=[0])
-    predict, head = result.predictor(task), result.model()["params"]["head"]
-    whole = {"params": {"words": params["params"]["words"], "head": head}}
-    np.testing.assert_allclose(predict(tokens[:5]), Texts().apply(whole, tokens[:5]), rtol=1e-5)
+    predict = result.predictor(task)
+    head = result.model()["params"]["head"]
+    complete = {"params": {"words": params["params"]["words"], "head": head}}
+    np.testing.assert_allclose(predict(tokens[:5]), Texts().apply(complete, tokens[:5]), rtol=1e-5)
     assert result.model()["params"]["words"]["embedding"] is None
-    jax.tree.map(np.testing.assert_array_equal, result.model(task), whole)
+    jax.tree.map(np.testing.assert_array_equal, result.model(task), complete)
     assert not np.array_equal(head["kernel"], params["params"]["head"]["kernel"])
     other = supervised(
         Texts(), "cross_entropy", (tokens, tokens[:, 0] % 2), (tokens, tokens[:, 0] % 2),
         partition.iid(len(tokens), AGENTS, 0), params=jax.tree.map(lambda leaf: leaf + 1, params),
         frozen=lambda path: "words" in path,
     )  # fmt: skip
-    for wrong, message in ((other, "other frozen values"), (Texts(), "give the problem that was")):
+    for invalid, message in (
+        (other, "other frozen values"),
+        (Texts(), "give the problem that was"),
+    ):
         with pytest.raises(ValueError, match=message):
-            result.model(wrong)
+            result.model(invalid)
     with pytest.raises(ValueError, match="x holds .*5; the model was trained on int32"):
         predict(tokens[:5] + 0.5)
 
@@ -560,14 +568,16 @@ def test_all_that_training_takes_is_predicted_from(predictors):
 def test_numbers_in_objects_are_numbers(predictors):
     """As tables of mixed columns give them; training takes them too."""
     for kind, entry in ((np.float32, 1), (np.float32, 1.0), (np.uint8, 1)):
-        predict, wide = predictors[kind], np.full((2, 3), entry, object)
+        predict = predictors[kind]
+        wide = np.full((2, 3), entry, object)
         np.testing.assert_array_equal(predict(wide), predict(np.ones((2, 3), kind)))
 
 
 def test_traced_examples_have_the_dtype_that_was_trained_on(predictors, result):
     """Nobody sees their values there, which a cast might change."""
     for kind, held in ((np.uint8, np.uint8), (np.int64, np.int32), (np.float32, np.float32)):
-        predict, x = predictors[kind], np.ones((2, 3), held)
+        predict = predictors[kind]
+        x = np.ones((2, 3), held)
         np.testing.assert_allclose(jax.jit(predict)(x), predict(x), rtol=1e-6)
         with pytest.raises(ValueError, match="x is int16 in a function that is traced"):
             jax.jit(predict)(x.astype(np.int16))

@@ -40,8 +40,8 @@ def same_file(a, b):
 
 @pytest.mark.slow
 def test_killed_simulation_resumes_to_the_same_bits(tmp_path):
-    whole = launch(tmp_path / "whole.npz", "-")
-    assert whole.returncode == 0, whole.stderr
+    complete = launch(tmp_path / "whole.npz", "-")
+    assert complete.returncode == 0, complete.stderr
     dead = launch(tmp_path / "resumed.npz", tmp_path / "checkpoint", kill_at=20)
     assert dead.returncode == -signal.SIGKILL and not (tmp_path / "resumed.npz").exists()
     assert any((tmp_path / "checkpoint").iterdir())
@@ -52,7 +52,8 @@ def test_killed_simulation_resumes_to_the_same_bits(tmp_path):
 
 @pytest.mark.slow
 def test_killed_release_resumes_by_its_key_file_only(tmp_path):
-    checkpoint, key = tmp_path / "checkpoint", tmp_path / "noise.key"
+    checkpoint = tmp_path / "checkpoint"
+    key = tmp_path / "noise.key"
     dead = launch(tmp_path / "r.npz", checkpoint, key, kill_at=20)
     assert dead.returncode == -signal.SIGKILL
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -68,8 +69,8 @@ def test_killed_release_resumes_by_its_key_file_only(tmp_path):
     resumed = launch(tmp_path / "r.npz", checkpoint, key)
     assert resumed.returncode == 0, resumed.stderr
     assert not key.exists(), "the key is deleted when the run ends"
-    whole = launch(tmp_path / "w.npz", "-", copy)
-    assert whole.returncode == 0, whole.stderr
+    complete = launch(tmp_path / "w.npz", "-", copy)
+    assert complete.returncode == 0, complete.stderr
     same_file(tmp_path / "r.npz", tmp_path / "w.npz")
     # A finished release is read back, without any key.
     again = launch(tmp_path / "a.npz", checkpoint, key)
@@ -82,7 +83,7 @@ def files_with(folder, needle):
 
 
 def test_noise_key_is_never_in_a_checkpoint(tmp_path, network, small):
-    made = plan.make(make_config(release=True), network)
+    training_plan = plan.make(make_config(release=True), network)
     key = tmp_path / "noise.key"
     words = []
 
@@ -92,7 +93,7 @@ def test_noise_key_is_never_in_a_checkpoint(tmp_path, network, small):
         words.extend(json.loads(key.read_text())["key"])
         return True
 
-    run(made, small, seeds=[0], checkpoint=tmp_path / "c", key_file=key, callback=peek)
+    run(training_plan, small, seeds=[0], checkpoint=tmp_path / "c", key_file=key, callback=peek)
     raw = np.asarray(words[:2], np.uint32).tobytes()
     assert len(words) == 2 and not key.exists()
     assert any((tmp_path / "c").rglob("*"))
@@ -101,8 +102,8 @@ def test_noise_key_is_never_in_a_checkpoint(tmp_path, network, small):
 
 
 def test_release_draws_fresh_noise_each_time_and_not_from_the_seed(tmp_path, network, small):
-    made = plan.make(make_config(release=True), network)
-    ends = [run(made, small, seeds=[0], key_file=tmp_path / f"{i}.key") for i in range(2)]
+    training_plan = plan.make(make_config(release=True), network)
+    ends = [run(training_plan, small, seeds=[0], key_file=tmp_path / f"{i}.key") for i in range(2)]
     ends.append(run(plan.make(make_config(), network), small, seeds=[0]))
     leaves = [jax.tree.leaves(end.params)[0] for end in ends]
     assert not np.array_equal(leaves[0], leaves[1])
@@ -111,21 +112,21 @@ def test_release_draws_fresh_noise_each_time_and_not_from_the_seed(tmp_path, net
 
 
 def test_release_refusals(tmp_path, network, small):
-    made = plan.make(make_config(release=True), network)
+    training_plan = plan.make(make_config(release=True), network)
     with pytest.raises(ValueError, match="key_file is None for a release"):
-        run(made, small, seeds=[0])
+        run(training_plan, small, seeds=[0])
     with pytest.raises(ValueError, match="one plan with one seed"):
-        run(made, small, seeds=[0, 1], key_file=tmp_path / "k")
+        run(training_plan, small, seeds=[0, 1], key_file=tmp_path / "k")
     with pytest.raises(ValueError, match="one plan with one seed"):
-        run([made, made], small, seeds=[0], key_file=tmp_path / "k")
+        run([training_plan, training_plan], small, seeds=[0], key_file=tmp_path / "k")
     with pytest.raises(ValueError, match="lies inside checkpoint"):
-        run(made, small, seeds=[0], checkpoint=tmp_path, key_file=tmp_path / "sub" / "k")
+        run(training_plan, small, seeds=[0], checkpoint=tmp_path, key_file=tmp_path / "sub" / "k")
     assert not list(tmp_path.iterdir())
 
 
 def test_the_same_key_never_serves_another_run(tmp_path, network, small):
     """Same noise on other gradients: the difference of two messages would be noiseless."""
-    made = plan.make(make_config(release=True), network)
+    training_plan = plan.make(make_config(release=True), network)
     key = tmp_path / "noise.key"
 
     class Stop(Exception):
@@ -135,37 +136,42 @@ def test_the_same_key_never_serves_another_run(tmp_path, network, small):
         raise Stop
 
     with pytest.raises(Stop):
-        run(made, small, seeds=[0], key_file=key, callback=crash)
+        run(training_plan, small, seeds=[0], key_file=key, callback=crash)
     for problem, plan_, seed in (
-        (make_problem(6, seed=1), made, 0),
+        (make_problem(6, seed=1), training_plan, 0),
         (small, plan.make(make_config(release=True, step_size=0.2), network), 0),
-        (small, made, 1),
+        (small, training_plan, 1),
     ):
         with pytest.raises(ValueError, match="belongs to another run"):
             run(plan_, problem, seeds=[seed], key_file=key)
-    run(made, small, seeds=[0], key_file=key)
+    run(training_plan, small, seeds=[0], key_file=key)
     assert not key.exists()
 
 
 def test_checkpoint_of_another_run_is_refused_naming_what_differs(tmp_path, network, small):
-    made = plan.make(make_config(), network)
-    run(made, small, seeds=[0], checkpoint=tmp_path / "c")
+    training_plan = plan.make(make_config(), network)
+    run(training_plan, small, seeds=[0], checkpoint=tmp_path / "c")
     with pytest.raises(ValueError, match="differs in seeds"):
-        run(made, small, seeds=[1], checkpoint=tmp_path / "c")
+        run(training_plan, small, seeds=[1], checkpoint=tmp_path / "c")
     longer = plan.make(make_config(rounds=21), network)
     with pytest.raises(ValueError, match=r"differs in Config.rounds .20 there, 21 here."):
         run(longer, small, seeds=[0], checkpoint=tmp_path / "c")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file', which cannot be written .Not a directory"):
-        run(made, small, seeds=[0], checkpoint=tmp_path / "file")
+        run(training_plan, small, seeds=[0], checkpoint=tmp_path / "file")
 
 
 def test_stopped_run_stays_stopped(tmp_path, network, small):
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
     stopped = run(
-        made, small, seeds=[0], eval_every=5, checkpoint=tmp_path / "c", callback=lambda p: True
+        training_plan,
+        small,
+        seeds=[0],
+        eval_every=5,
+        checkpoint=tmp_path / "c",
+        callback=lambda p: True,
     )
-    again = run(made, small, seeds=[0], eval_every=5, checkpoint=tmp_path / "c")
+    again = run(training_plan, small, seeds=[0], eval_every=5, checkpoint=tmp_path / "c")
     assert not again.ended and again.rounds.tolist() == stopped.rounds.tolist() == [5]
     assert os.listdir(tmp_path) == ["c"]
 
@@ -192,123 +198,133 @@ def test_a_release_does_not_resume_with_another_loss(tmp_path, network, small):
             small, batch_loss=lambda p, x, y: constant * small.batch_loss(p, x, y)
         )
 
-    made = plan.make(make_config(release=True), network)
+    training_plan = plan.make(make_config(release=True), network)
     key = tmp_path / "noise.key"
     with pytest.raises(Crash):
-        run(made, scaled(1.0), seeds=[0], key_file=key, callback=crash_at(5))
+        run(training_plan, scaled(1.0), seeds=[0], key_file=key, callback=crash_at(5))
     for other in (scaled(-1.0), scaled(1.0 + 1e-6), small):
         with pytest.raises(ValueError, match="belongs to another run"):
-            run(made, other, seeds=[0], key_file=key)
-    run(made, scaled(1.0), seeds=[0], key_file=key)
+            run(training_plan, other, seeds=[0], key_file=key)
+    run(training_plan, scaled(1.0), seeds=[0], key_file=key)
 
 
 def test_a_key_lost_before_the_first_timed_checkpoint_is_noticed(tmp_path, network, small):
-    made = plan.make(make_config(release=True), network)
-    key, folder = tmp_path / "noise.key", tmp_path / "c"
+    training_plan = plan.make(make_config(release=True), network)
+    key = tmp_path / "noise.key"
+    folder = tmp_path / "c"
     options = {"seeds": [0], "checkpoint": folder, "key_file": key, "checkpoint_seconds": 1e6}
     with pytest.raises(Crash):
-        run(made, small, callback=crash_at(5), **options)
+        run(training_plan, small, callback=crash_at(5), **options)
     key.unlink()
     with pytest.raises(ValueError, match="a release resumes only with its own"):
-        run(made, small, **options)
+        run(training_plan, small, **options)
     with pytest.raises(ValueError, match="a release resumes only with its own"):
-        run(made, small, **(options | {"key_file": tmp_path / "other.key"}))
+        run(training_plan, small, **(options | {"key_file": tmp_path / "other.key"}))
     assert not key.exists()
 
 
 def test_a_run_has_its_key_and_its_checkpoints_to_itself(tmp_path, network, small, monkeypatch):
     """Two runs of one key would send its noise with two payloads, and save over each other."""
-    made = plan.make(make_config(release=True), network)
-    key, other = tmp_path / "noise.key", tmp_path / "other.key"
+    training_plan = plan.make(make_config(release=True), network)
+    key = tmp_path / "noise.key"
+    other = tmp_path / "other.key"
     options = {"seeds": [0], "eval_every": 10, "checkpoint": tmp_path / "c", "key_file": key}
     refusals = []
 
     def again(progress):
         for changes in ({"key_file": other}, {"checkpoint": tmp_path / "d"}):
             with pytest.raises(ValueError, match="another process uses, or another object") as no:
-                run(made, small, **(options | changes))
+                run(training_plan, small, **(options | changes))
             refusals.append(str(no.value).partition(",")[0])
         raise Crash
 
     with pytest.raises(Crash):
-        run(made, small, callback=again, **options)
+        run(training_plan, small, callback=again, **options)
     assert refusals == [f"checkpoint is '{tmp_path / 'c'}'", f"key_file is '{key}'"]
     assert sorted(os.listdir(tmp_path)) == ["c", "noise.key"]
     # A run that has ended, by an error too, lets go of both.
-    run(made, small, **options)
+    run(training_plan, small, **options)
     assert os.listdir(tmp_path) == ["c"]
     # The broken copy, without locks, sends all rounds beside the run that has begun.
-    monkeypatch.setattr(fcntl, "flock", lambda handle, how: None)
+    monkeypatch.setattr(fcntl, "flock", lambda handle, mode: None)
     options |= {"checkpoint": tmp_path / "b", "key_file": tmp_path / "b.key"}
     ends = []
 
     def beside(progress):
-        ends.append(run(made, small, **options))
+        ends.append(run(training_plan, small, **options))
         raise Crash
 
     with pytest.raises(Crash):
-        run(made, small, callback=beside, **options)
+        run(training_plan, small, callback=beside, **options)
     assert ends[0].ended
 
 
 def test_bad_input_leaves_no_key_behind(tmp_path, network, small):
-    made = plan.make(make_config(release=True), network)
+    training_plan = plan.make(make_config(release=True), network)
     key = tmp_path / "noise.key"
     with pytest.raises(ValueError, match="start has shapes"):
         run(
-            made, small, seeds=[0], key_file=key, start={"a": np.zeros(2)}, phase=1,
-            spent=[made.guarantee], planned=True,
+            training_plan, small, seeds=[0], key_file=key, start={"a": np.zeros(2)}, phase=1,
+            spent=[training_plan.guarantee], planned=True,
         )  # fmt: skip
     with pytest.raises(ValueError, match="name a file"):
-        run(made, small, seeds=[0], key_file=tmp_path)
+        run(training_plan, small, seeds=[0], key_file=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_ended_release_deletes_no_other_file(tmp_path, network, small):
     """Another run's key, or a text: read back, a finished release leaves what is not its own."""
-    made = plan.make(make_config(release=True), network)
+    training_plan = plan.make(make_config(release=True), network)
     own, theirs, text = (tmp_path / name for name in ("own.key", "theirs.key", "thesis.txt"))
     options = {"seeds": [0], "checkpoint": tmp_path / "c"}
-    run(made, small, key_file=own, **options)
+    run(training_plan, small, key_file=own, **options)
     assert not own.exists()
     KeyFile(theirs, "another run").create()
     text.write_text("chapter 1")
     before = {path: path.read_bytes() for path in (theirs, text)}
     for path in before:
-        run(made, small, key_file=path, **options)
+        run(training_plan, small, key_file=path, **options)
     assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_release_whose_state_was_lost_is_not_begun_anew(tmp_path, network, small):
     """With another key: what was sent would go out again under fresh noise."""
-    made = plan.make(make_config(release=True), network)
-    key, folder = tmp_path / "noise.key", tmp_path / "c"
+    training_plan = plan.make(make_config(release=True), network)
+    key = tmp_path / "noise.key"
+    folder = tmp_path / "c"
     options = {"seeds": [0], "eval_every": 10, "key_file": key, "checkpoint": folder}
-    assert run(made, small, **options).ended and not key.exists()
+    assert run(training_plan, small, **options).ended and not key.exists()
     (folder / "state.npz").unlink()
     with pytest.raises(ValueError, match="a release resumes only with its own"):
-        run(made, small, **options)
+        run(training_plan, small, **options)
     assert not key.exists()
 
 
 def test_a_release_that_begins_again_elsewhere_sends_the_same(tmp_path, network, small):
     """Its key draws the noise of the first time, whatever folder it has."""
-    made = plan.make(make_config(release=True), network)
+    training_plan = plan.make(make_config(release=True), network)
     key = tmp_path / "noise.key"
     options = {"seeds": [0], "eval_every": 5}
     with pytest.raises(Crash):
-        run(made, small, checkpoint=tmp_path / "c", callback=crash_at(5), key_file=key, **options)
+        run(
+            training_plan,
+            small,
+            checkpoint=tmp_path / "c",
+            callback=crash_at(5),
+            key_file=key,
+            **options,
+        )
     copy = shutil.copy2(key, tmp_path / "copy.key")
-    first = run(made, small, checkpoint=tmp_path / "c", key_file=key, **options)
-    again = run(made, small, checkpoint=tmp_path / "d", key_file=copy, **options)
-    for one, other in zip(
+    first = run(training_plan, small, checkpoint=tmp_path / "c", key_file=key, **options)
+    again = run(training_plan, small, checkpoint=tmp_path / "d", key_file=copy, **options)
+    for leaf, other in zip(
         jax.tree.leaves(first.params), jax.tree.leaves(again.params), strict=True
     ):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(leaf, other)
 
 
 def test_what_does_not_compose_is_refused_before_anything_is_sent(tmp_path, network, small):
-    made = plan.make(make_config(release=True, rounds=2), network)
+    training_plan = plan.make(make_config(release=True, rounds=2), network)
     simulated = plan.make(make_config(rounds=2), network).guarantee
     zero = jax.tree.map(
         lambda leaf: np.zeros((1, 1, 6, *leaf.shape)), small.init(jax.random.key(0))
@@ -316,15 +332,18 @@ def test_what_does_not_compose_is_refused_before_anything_is_sent(tmp_path, netw
     sent = []
     for spent, text in (
         ([simulated], "release is False"),
-        ([made.guarantee, made.guarantee], "for 1 plans; give one guarantee a plan"),
+        (
+            [training_plan.guarantee, training_plan.guarantee],
+            "for 1 plans; give one guarantee a plan",
+        ),
         ([], r"guarantees is \[\] for 1 plans"),
-        (made.guarantee, "guarantees is Guarantee.* for 1 plans"),
+        (training_plan.guarantee, "guarantees is Guarantee.* for 1 plans"),
         ([1.5], r"guarantees is \[1.5\] for 1 plans; give one guarantee a plan"),
     ):
         with pytest.raises(ValueError, match=text):
             run(
-                made, small, seeds=[0], key_file=tmp_path / "noise.key", start=zero, phase=1,
-                spent=spent, planned=True, callback=sent.append,
+                training_plan, small, seeds=[0], key_file=tmp_path / "noise.key", start=zero,
+                phase=1, spent=spent, planned=True, callback=sent.append,
             )  # fmt: skip
     assert not sent and not list(tmp_path.iterdir())
 
@@ -363,9 +382,9 @@ def test_what_does_not_compose_is_refused_before_anything_is_sent(tmp_path, netw
 )
 def test_bad_options_come_first(tmp_path, monkeypatch, network, small, options, text):
     monkeypatch.chdir(tmp_path)
-    made = plan.make(make_config(release="key_file" in options, rounds=2), network)
+    training_plan = plan.make(make_config(release="key_file" in options, rounds=2), network)
     with pytest.raises(ValueError, match=text):
-        run(made, small, **({"seeds": [0]} | options))
+        run(training_plan, small, **({"seeds": [0]} | options))
     assert not list(tmp_path.iterdir())
 
 
@@ -376,10 +395,18 @@ def test_plans_that_are_none(small, plans):
 
 
 def test_a_start_that_is_no_model(network, small):
-    made = plan.make(make_config(rounds=2), network)
+    training_plan = plan.make(make_config(rounds=2), network)
     for start in (3, {"a": "b"}, [object()], np.zeros(3)):
         with pytest.raises(ValueError, match="start (is no pytree of arrays|has shapes)"):
-            run(made, small, seeds=[0], start=start, phase=1, spent=[made.guarantee], planned=True)
+            run(
+                training_plan,
+                small,
+                seeds=[0],
+                start=start,
+                phase=1,
+                spent=[training_plan.guarantee],
+                planned=True,
+            )
 
 
 class Cut(Exception):
@@ -407,15 +434,15 @@ def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, networ
     name, strategy = ROUTES[kind]
     cyclic = {"participation": (6, 12)} if "record" in relation else {}
     config = make_config(design=name, relation=relation, rounds=72, **cyclic)
-    made = plan.make(config, network, strategy=strategy)
-    assert rounds.route(made.strategy, 72).kind == kind
+    training_plan = plan.make(config, network, strategy=strategy)
+    assert rounds.route(training_plan.strategy, 72).kind == kind
     task = make_problem(len(network))
 
     def whole(**options):
-        return run(made, task, seeds=[0, 3], eval_every=9, **options)
+        return run(training_plan, task, seeds=[0, 3], eval_every=9, **options)
 
-    def cut(seen):
-        if seen.round >= 45:
+    def cut(observed):
+        if observed.round >= 45:
             raise Cut
 
     straight = whole()
@@ -423,7 +450,7 @@ def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, networ
     with pytest.raises(Cut):
         whole(checkpoint=folder, checkpoint_seconds=0, callback=cut)
     reached = []
-    resumed = whole(checkpoint=folder, callback=lambda seen: reached.append(seen.round))
+    resumed = whole(checkpoint=folder, callback=lambda views: reached.append(views.round))
     assert reached[0] > 36
     for first, second in zip(
         jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True
@@ -438,30 +465,31 @@ def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, networ
 @pytest.mark.parametrize("design", ["mafalda", "spacetime", "prefix_sum"])
 def test_seeds_that_share_a_strategy_resume_to_the_same_bits_from_any_round(tmp_path, design):
     """Past noise of several seeds is coloured as in the rounds, whose sums depend on the shape."""
-    agents, length = 4, 48
+    agents = 4
+    length = 48
     matrix = mixing.metropolis_hastings(graphs.ring(agents))
     config = make_config(
         design=design, relation="zero_out_record", rounds=length, participation=(6, 8)
     )
-    made = plan.make(config, matrix)
-    assert rounds.route(made.strategy, length).kind == "blocked"
+    training_plan = plan.make(config, matrix)
+    assert rounds.route(training_plan.strategy, length).kind == "blocked"
     task = make_problem(agents, features=3)
     folder = tmp_path / "checkpoint"
 
     def whole(folder, callback):
         options = {"eval_every": 4, "checkpoint": folder, "checkpoint_seconds": 0}
-        return run(made, task, seeds=[0, 1], callback=callback, **options)
+        return run(training_plan, task, seeds=[0, 1], callback=callback, **options)
 
-    def copy(seen):
-        if seen.round > 4:
-            shutil.copytree(folder, tmp_path / str(seen.round))
+    def copy(observed):
+        if observed.round > 4:
+            shutil.copytree(folder, tmp_path / str(observed.round))
 
     straight = whole(folder, copy)
     for stored in range(4, length, 8):
         reached = []
         # The copy of a round holds the state of the chunk before it.
         resumed = whole(
-            tmp_path / str(stored + 4), lambda seen, reached=reached: reached.append(seen.round)
+            tmp_path / str(stored + 4), lambda views, reached=reached: reached.append(views.round)
         )
         assert reached[0] == stored + 4
         jax.tree.map(np.testing.assert_array_equal, straight.params, resumed.params)
@@ -474,21 +502,21 @@ def test_noise_that_is_drawn_again_for_another_number_of_rounds_is_another_run(
     tmp_path, network, monkeypatch, change
 ):
     """The broken twin: a replay that is one round off."""
-    made = plan.make(make_config(design="anti_pgd", rounds=72), network)
+    training_plan = plan.make(make_config(design="anti_pgd", rounds=72), network)
     task = make_problem(len(network))
 
     def whole(**options):
-        return run(made, task, seeds=[0], eval_every=9, **options)
+        return run(training_plan, task, seeds=[0], eval_every=9, **options)
 
-    def cut(seen):
-        if seen.round >= 45:
+    def cut(observed):
+        if observed.round >= 45:
             raise Cut
 
     straight = whole()
     with pytest.raises(Cut):
         whole(checkpoint=tmp_path / "c", checkpoint_seconds=0, callback=cut)
     secret = program.secret
-    monkeypatch.setattr(program, "secret", lambda *given: secret(*given[:-1], given[-1] + change))
+    monkeypatch.setattr(program, "secret", lambda *value: secret(*value[:-1], value[-1] + change))
     broken = whole(checkpoint=tmp_path / "c")
     assert any(
         not np.array_equal(first, second)
@@ -500,8 +528,9 @@ def test_noise_that_is_drawn_again_for_another_number_of_rounds_is_another_run(
 
 def test_a_disk_that_fills_up_loses_nothing(tmp_path, network, small):
     """The save fails with a line that says so; after making room the run ends as if it had not."""
-    made = plan.make(make_config(release=True, rounds=20), network)
-    key, folder = tmp_path / "noise.key", tmp_path / "c"
+    training_plan = plan.make(make_config(release=True, rounds=20), network)
+    key = tmp_path / "noise.key"
+    folder = tmp_path / "c"
     options = {"seeds": [0], "eval_every": 5, "checkpoint_seconds": 0}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -513,36 +542,38 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path, network, small):
         with pytest.raises(
             ValueError, match=f"checkpoint is '{folder}', which cannot be written .*make room"
         ):
-            run(made, small, key_file=key, checkpoint=folder, callback=fill, **options)
+            run(training_plan, small, key_file=key, checkpoint=folder, callback=fill, **options)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     copy = shutil.copy2(key, tmp_path / "copy.key")
     reached = []
     resumed = run(
-        made, small, key_file=key, checkpoint=folder, **options,
+        training_plan, small, key_file=key, checkpoint=folder, **options,
         callback=lambda progress: reached.append(progress.round),
     )  # fmt: skip
     assert reached == [10, 15, 20] and not key.exists()
-    whole = run(made, small, key_file=copy, **options)
+    complete = run(training_plan, small, key_file=copy, **options)
     for first, second in zip(
-        jax.tree.leaves(resumed.params), jax.tree.leaves(whole.params), strict=True
+        jax.tree.leaves(resumed.params), jax.tree.leaves(complete.params), strict=True
     ):
         np.testing.assert_array_equal(first, second)
 
 
 def test_a_damaged_checkpoint_keeps_the_key_and_what_is_beside_it(tmp_path, network, small):
-    made = plan.make(make_config(release=True, rounds=20), network)
-    key, folder = tmp_path / "noise.key", tmp_path / "c"
+    training_plan = plan.make(make_config(release=True, rounds=20), network)
+    key = tmp_path / "noise.key"
+    folder = tmp_path / "c"
     options = {"seeds": [0], "eval_every": 5, "checkpoint_seconds": 0, "key_file": key}
     with pytest.raises(Crash):
-        run(made, small, checkpoint=folder, callback=crash_at(15), **options)
-    state, away = folder / "state.npz", tmp_path / "away"
+        run(training_plan, small, checkpoint=folder, callback=crash_at(15), **options)
+    state = folder / "state.npz"
+    away = tmp_path / "away"
     shutil.copy2(state, away)
     state.write_bytes(state.read_bytes()[:50])
     before = key.read_bytes()
     with pytest.raises(ValueError, match=f"checkpoint {state} cannot be read .* move it away"):
-        run(made, small, checkpoint=folder, **options)
+        run(training_plan, small, checkpoint=folder, **options)
     assert key.read_bytes() == before
     # As it says: from a copy it carries on, with the same noise.
     shutil.copy2(away, state)
-    assert run(made, small, checkpoint=folder, **options).ended
+    assert run(training_plan, small, checkpoint=folder, **options).ended

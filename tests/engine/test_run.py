@@ -67,7 +67,8 @@ class Full(io.StringIO):
 @pytest.mark.parametrize("stream", ["none", "closed", "full"])
 @pytest.mark.parametrize("progress", [False, True])
 def test_a_run_needs_no_standard_error(plans, small, stream, progress, monkeypatch):
-    closed, out = io.StringIO(), io.StringIO()
+    closed = io.StringIO()
+    out = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", {"none": None, "closed": closed, "full": Full()}[stream])
@@ -80,30 +81,32 @@ def test_a_run_needs_no_standard_error(plans, small, stream, progress, monkeypat
 def lambdas(agents):
     """A problem whose functions are new objects, and a weak reference to each."""
     rows = np.ones((4 * agents, 3), np.float32)
-    made = Problem(
+    result = Problem(
         lambda key: jnp.zeros(3), lambda params, x, y: (x @ params - y) ** 2,
         lambda params, evaluation: {"size": jnp.mean(params**2)}, rows, rows[:, 0],
         partition.iid(len(rows), agents, 0), (), batch_loss=lambda params, x, y: jnp.mean(params),
     )  # fmt: skip
-    functions = (made.init, made.loss, made.metrics, made.batch_loss)
-    return made, [weakref.ref(function) for function in functions]
+    functions = (result.init, result.loss, result.metrics, result.batch_loss)
+    return result, [weakref.ref(function) for function in functions]
 
 
 @pytest.mark.slow
 def test_programs_of_earlier_problems_are_dropped(network):
     """The caches hold 16 programs each; all others go, with the functions they were made of."""
     plans_ = [plan.make(make_config(batch_size=1, rounds=2), network)]
-    one, dropped = lambdas(len(network))
-    run(plans_, one, seeds=[0])
-    run(plans_, one, seeds=[0], transport=host.local_transport(plans_[0]))
-    trace.trace(plans_[0], one, seeds=[0], read=lambda passed: passed.private)
+    single, dropped = lambdas(len(network))
+    run(plans_, single, seeds=[0])
+    run(plans_, single, seeds=[0], transport=host.local_transport(plans_[0]))
+    trace.trace(plans_[0], single, seeds=[0], read=lambda passed: passed.private)
     packages = (host, program, trace)
-    caches = [one for each in packages for one in vars(each).values() if isinstance(one, Compiled)]
+    caches = [
+        var for package in packages for var in vars(package).values() if isinstance(var, Compiled)
+    ]
     assert len(caches) == 9
     for cache in caches:
         for number in range(16):  # As many other programs, none of which is compiled.
             cache._program(number)
-    del one
+    del single
     gc.collect()
     assert [reference() for reference in dropped] == [None] * 4
 
@@ -113,10 +116,10 @@ def test_twenty_problems_leave_the_functions_of_sixteen(network):
     one_plan = plan.make(make_config(batch_size=1, rounds=2), network)
     references = []
     for _ in range(20):
-        made, new = lambdas(len(network))
-        run(one_plan, made, seeds=[0])
+        result, new = lambdas(len(network))
+        run(one_plan, result, seeds=[0])
         references += new
-    del made
+    del result
     gc.collect()
     # Of each problem its loss, batch_loss and metrics are in programs, and ``init`` in none.
     assert sum(reference() is not None for reference in references) <= 3 * 16
@@ -135,21 +138,21 @@ def test_twenty_problems_leave_the_functions_of_sixteen(network):
 def test_metrics_that_are_no_scalars_are_refused_before_anything(
     plans, network, tmp_path, metrics, message
 ):
-    made, _ = lambdas(len(network))
-    made = dataclasses.replace(made, metrics=metrics)
+    result, _ = lambdas(len(network))
+    result = dataclasses.replace(result, metrics=metrics)
     with pytest.raises(ValueError, match=message):
-        run(plans, made, seeds=[0], checkpoint=tmp_path / "new")
+        run(plans, result, seeds=[0], checkpoint=tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 def test_models_beyond_the_memory_are_refused_by_their_bytes(plans, network):
     """Before anything of their size is made: 3 plans of 6 agents, 2 seeds, each twice."""
-    made, _ = lambdas(len(network))
+    result, _ = lambdas(len(network))
 
     def init(key):
         return jnp.zeros(10**9)
 
-    huge = dataclasses.replace(made, init=init, loss=lambda params, x, y: params.sum())
+    huge = dataclasses.replace(result, init=init, loss=lambda params, x, y: params.sum())
     entries = r"\[2 seeds, 3 plans, 6 agents, 1,000,000,000 entries\]"
     with pytest.raises(
         ValueError, match=rf"problem is .*{entries}.* takes 268\.2 GiB; this machine"
@@ -161,7 +164,8 @@ def test_models_beyond_the_memory_are_refused_by_their_bytes(plans, network):
 @pytest.mark.parametrize("method", ["dsgd", "record", "tracking", "federated"])
 def test_runs_under_strict_rank_promotion(method, network, small):
     """A user who asks JAX to refuse implicit ranks finds none of ours, in design and rounds."""
-    problem_, matrix = small, network
+    problem_ = small
+    matrix = network
     with jax.numpy_rank_promotion("raise"):
         if method == "tracking":
             problem_ = fusion.problem(fusion.make(6, seed=1, high=3.0))
@@ -177,40 +181,44 @@ def test_runs_under_strict_rank_promotion(method, network, small):
         else:
             relation = "replace_record" if method == "record" else "replace_agent"
             config = make_config(design="whisper_horizon", relation=relation, rounds=4)
-        made = plan.make(config, matrix, counts=problem_.partition.counts)
-        assert run(made, problem_, seeds=[0, 1]).ended
+        training_plan = plan.make(config, matrix, counts=problem_.partition.counts)
+        assert run(training_plan, problem_, seeds=[0, 1]).ended
 
 
 @pytest.mark.slow
 def test_blocks_told_as_data_are_those_of_the_program(plans, small, monkeypatch):
     options = {"seeds": [0, 3], "eval_every": 6, "chunk_blocks": 2}
-    told = run(plans, small, **options)
+    result = run(plans, small, **options)
     monkeypatch.setattr(run_, "_as_argument", lambda blocks: blocks)
     part = run(plans, small, **options)
-    assert told.rounds.tolist() == part.rounds.tolist() == [6, 12, 18, 20]
-    for name in told.metrics:
-        np.testing.assert_allclose(told.metrics[name], part.metrics[name], rtol=1e-6, atol=1e-7)
-    for x, y in zip(jax.tree.leaves(told.params), jax.tree.leaves(part.params), strict=True):
+    assert result.rounds.tolist() == part.rounds.tolist() == [6, 12, 18, 20]
+    for name in result.metrics:
+        np.testing.assert_allclose(result.metrics[name], part.metrics[name], rtol=1e-6, atol=1e-7)
+    for x, y in zip(jax.tree.leaves(result.params), jax.tree.leaves(part.params), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
 
 
 def test_runs_do_not_depend_on_their_neighbours(plans, small):
     together = run(plans, small, seeds=[0, 3], eval_every=10, chunk_blocks=2)
-    alone = run(plans[2], small, seeds=[3], eval_every=10)
+    single = run(plans[2], small, seeds=[3], eval_every=10)
     np.testing.assert_allclose(
-        together.metrics["test_loss"][:, 1, 2], alone.metrics["test_loss"][:, 0, 0], rtol=1e-5
+        together.metrics["test_loss"][:, 1, 2], single.metrics["test_loss"][:, 0, 0], rtol=1e-5
     )
 
 
 def test_run_is_the_formula(network, small):
     """A plain numpy loop with the same batches and the same normals."""
-    made = plan.make(make_config(rounds=4), network)
-    result = run(made, small, seeds=[5], eval_every=4)
-    config, n = made.config, made.agents
-    clip_norm, step = config.protect.clip_norm, config.optimizer.step_size
-    weight, bias = np.zeros((n, 5)), np.zeros((n, 1))
-    noise_key, batch_key = keys.derive(5, "noise"), keys.derive(5, "batches")
-    chain = noise_.correlated(made.factor, key=noise_key, rounds=config.rounds)
+    training_plan = plan.make(make_config(rounds=4), network)
+    result = run(training_plan, small, seeds=[5], eval_every=4)
+    config = training_plan.config
+    n = training_plan.agents
+    clip_norm = config.protect.clip_norm
+    step = config.optimizer.step_size
+    weight = np.zeros((n, 5))
+    bias = np.zeros((n, 1))
+    noise_key = keys.derive(5, "noise")
+    batch_key = keys.derive(5, "batches")
+    chain = noise_.correlated(training_plan.factor, key=noise_key, rounds=config.rounds)
     noisy = jax.jit(chain.update)
     zero = {"params": {"bias": np.zeros(n, np.float32), "weight": np.zeros((n, 5), np.float32)}}
     noise_state = chain.init(zero)
@@ -222,16 +230,19 @@ def test_run_is_the_formula(network, small):
         rows = np.take_along_axis(np.asarray(small.partition.indices), np.asarray(positions), 1)
         drawn, noise_state = noisy(zero, noise_state)
         drawn = drawn["params"]
-        gw, gb = np.zeros_like(weight), np.zeros_like(bias)
+        gw = np.zeros_like(weight)
+        gb = np.zeros_like(bias)
         for i in range(n):
-            x, y = small.x[rows[i]], small.y[rows[i]]
+            x = small.x[rows[i]]
+            y = small.y[rows[i]]
             slope = -y / (1 + np.exp(y * (x @ weight[i] + bias[i])))
-            gw[i], gb[i] = (slope[:, None] * x).mean(0), slope.mean()
+            gw[i] = (slope[:, None] * x).mean(0)
+            gb[i] = slope.mean()
             size = np.sqrt((gw[i] ** 2).sum() + gb[i] ** 2)
             gw[i] *= min(1, clip_norm / size)
             gb[i] *= min(1, clip_norm / size)
-        weight = made.mixing @ (weight - step * (gw + np.asarray(drawn["weight"])))
-        bias = made.mixing @ (bias - step * (gb + np.asarray(drawn["bias"])[:, None]))
+        weight = training_plan.mixing @ (weight - step * (gw + np.asarray(drawn["weight"])))
+        bias = training_plan.mixing @ (bias - step * (gb + np.asarray(drawn["bias"])[:, None]))
     final = result.params["params"]
     np.testing.assert_allclose(final["weight"][0, 0], weight, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(final["bias"][0, 0], bias[:, 0], rtol=1e-4, atol=1e-5)
@@ -273,22 +284,22 @@ def test_decaying_step(network, small):
 
 
 def test_callback_reads_metrics_and_stops_early(plans, small):
-    seen = []
+    observed = []
 
     def stop_at_ten(progress):
-        seen.append(progress)
+        observed.append(progress)
         return progress.round >= 10
 
     result = run(plans, small, seeds=[0], eval_every=5, callback=stop_at_ten)
-    assert [p.round for p in seen] == [5, 10] and not result.ended
+    assert [p.round for p in observed] == [5, 10] and not result.ended
     assert result.rounds.tolist() == [5, 10]
-    assert seen[0].metrics["test_loss"].shape == (1, 3)
+    assert observed[0].metrics["test_loss"].shape == (1, 3)
     # The stop may depend on all that was released: 10 rounds' own loss would be too little.
-    for progress in seen:
+    for progress in observed:
         assert [g.epsilon for g in progress.guarantees] == [p.guarantee.epsilon for p in plans]
     assert [g.mu for g in result.guarantees] == [p.guarantee.mu for p in plans]
-    whole = run(plans, small, seeds=[0], eval_every=5)
-    np.testing.assert_array_equal(whole.metrics["test_loss"][:2], result.metrics["test_loss"])
+    complete = run(plans, small, seeds=[0], eval_every=5)
+    np.testing.assert_array_equal(complete.metrics["test_loss"][:2], result.metrics["test_loss"])
 
 
 def test_rows_carry_the_guarantee(plans, small):
@@ -358,12 +369,12 @@ def test_plans_that_do_not_fit(plans, small, network):
 
 def test_counts_are_those_of_the_run_whatever_the_sampler(network, small):
     shards = small.partition
-    made = plan.make(make_config(), network, counts=shards.counts)
-    assert made.fingerprint() == plan.make(make_config(), network).fingerprint()
-    run(made, small, seeds=[0], stop_at=1)
+    training_plan = plan.make(make_config(), network, counts=shards.counts)
+    assert training_plan.fingerprint() == plan.make(make_config(), network).fingerprint()
+    run(training_plan, small, seeds=[0], stop_at=1)
     fewer = dataclasses.replace(small, partition=shards._replace(counts=shards.counts - 1))
     with pytest.raises(ValueError, match=r"the plan is for \[24.*the problem has \[23"):
-        run(made, fewer, seeds=[0])
+        run(training_plan, fewer, seeds=[0])
 
 
 def test_an_interrupt_says_what_is_kept(tmp_path, plans, small, capsys):
@@ -374,15 +385,15 @@ def test_an_interrupt_says_what_is_kept(tmp_path, plans, small, capsys):
     options = {"seeds": [0], "eval_every": 5}
     kept = options | {"checkpoint": tmp_path / "kept", "checkpoint_seconds": 0}
     late = options | {"checkpoint": tmp_path / "late", "checkpoint_seconds": 1e6}
-    for given, note in (
+    for arguments, note in (
         (options, "no checkpoint holds 0 rounds"),
         (late, "late holds 0 rounds"),
         (kept, "kept holds 5 rounds"),
     ):
         with pytest.raises(KeyboardInterrupt) as error:
-            run(plans, small, callback=interrupt, **given)
-        assert "interrupted at round 10" in (told := "".join(error.value.__notes__))
-        assert note in told
+            run(plans, small, callback=interrupt, **arguments)
+        assert "interrupted at round 10" in (text := "".join(error.value.__notes__))
+        assert note in text
     assert "resumed" not in capsys.readouterr().err
     stopped = run(plans, small, callback=lambda progress: True, progress=True, **kept)
     assert "resumed at round 5\n" in capsys.readouterr().err
@@ -407,35 +418,38 @@ def test_phases_carry_on_with_fresh_noise_and_batches(network, small):
     mean = lambda tree: [np.mean(leaf, axis=2) for leaf in jax.tree.leaves(tree)]  # noqa: E731
     for a, b in zip(mean(first.params), mean(still.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4)
-    zero, spent = jax.tree.map(np.zeros_like, first.params), first.guarantees
-    made = plan.make(make_config(**change, epsilon=0.5), network)
+    zero = jax.tree.map(np.zeros_like, first.params)
+    spent = first.guarantees
+    training_plan = plan.make(make_config(**change, epsilon=0.5), network)
     drawn = [
         jax.tree.leaves(
-            run(made, small, seeds=[0], start=zero, phase=p, spent=spent, planned=True).params
+            run(
+                training_plan, small, seeds=[0], start=zero, phase=p, spent=spent, planned=True
+            ).params
         )[1].ravel()
         for p in (1, 2)
     ]
-    origin = jax.tree.leaves(run(made, small, seeds=[0]).params)[1].ravel()
+    origin = jax.tree.leaves(run(training_plan, small, seeds=[0]).params)[1].ravel()
     correlation = np.corrcoef([origin, *drawn])
     assert np.abs(correlation[np.triu_indices(3, 1)]).max() < 0.9
     for kwargs in ({"start": zero}, {"phase": 1}, {"start": zero, "phase": 1}):
         with pytest.raises(ValueError, match="guarantees is None for 1 plans"):
-            run(made, small, seeds=[0], **kwargs)
+            run(training_plan, small, seeds=[0], **kwargs)
     with pytest.raises(ValueError, match="start has shapes"):
-        run(made, small, seeds=[0, 1], start=zero, phase=1, spent=spent, planned=True)
+        run(training_plan, small, seeds=[0, 1], start=zero, phase=1, spent=spent, planned=True)
     with pytest.raises(ValueError, match="planned is False in a later phase"):
-        run(made, small, seeds=[0], start=zero, phase=1, spent=spent)
+        run(training_plan, small, seeds=[0], start=zero, phase=1, spent=spent)
     with pytest.raises(ValueError, match="continuation is 1; give a Continuation"):
-        run(made, small, seeds=[0], continuation=1)
+        run(training_plan, small, seeds=[0], continuation=1)
 
 
 def test_loop_over_records_is_the_vmap(network, small, monkeypatch):
     """Per-record runs loop over seeds and plans on a CPU; the numbers are the vmap's."""
     config = make_config(relation="replace_record")
-    made = [plan.make(config.using(part), network) for part in noise.PARTS[:3]]
-    looped = run(made, small, seeds=[0, 1])
+    results = [plan.make(config.using(part), network) for part in noise.PARTS[:3]]
+    looped = run(results, small, seeds=[0, 1])
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    mapped = run(made, small, seeds=[0, 1])
+    mapped = run(results, small, seeds=[0, 1])
     for name, value in looped.metrics.items():
         np.testing.assert_allclose(mapped.metrics[name], value, rtol=1e-5, atol=1e-6)
 
@@ -445,9 +459,9 @@ def test_narrow_parameters_are_refused_for_the_record_unit(network, small):
     narrow = dataclasses.replace(
         small, init=lambda key: jax.tree.map(lambda p: p.astype("bfloat16"), small.init(key))
     )
-    made = plan.make(make_config(relation="zero_out_record"), network)
+    training_plan = plan.make(make_config(relation="zero_out_record"), network)
     with pytest.raises(ValueError, match="are bfloat16"):
-        run(made, narrow, seeds=[0])
+        run(training_plan, narrow, seeds=[0])
 
 
 @pytest.mark.slow
@@ -455,36 +469,37 @@ def test_seeds_with_data_of_their_own_are_those_alone():
     """Two seeds, each with another data set, side by side and one by one."""
     matrix = mixing.metropolis_hastings(graphs.ring(6))
     tasks = [make_problem(6, seed=seed) for seed in range(2)]
-    made = plan.make(make_config(relation="replace_record", clip_norm=1.0), matrix)
-    both = run(made, tasks, seeds=(4, 2), eval_every=10)
-    alone, other = (run(made, task, seeds=[2], eval_every=10) for task in tasks[::-1])
-    for name, values in alone.metrics.items():
-        np.testing.assert_allclose(both.metrics[name][:, [1]], values, rtol=1e-5)
-    assert np.abs(other.metrics["test_loss"][:, 0] - both.metrics["test_loss"][:, 1]).max() > 1e-3
+    training_plan = plan.make(make_config(relation="replace_record", clip_norm=1.0), matrix)
+    pair = run(training_plan, tasks, seeds=(4, 2), eval_every=10)
+    single, other = (run(training_plan, task, seeds=[2], eval_every=10) for task in tasks[::-1])
+    for name, values in single.metrics.items():
+        np.testing.assert_allclose(pair.metrics[name][:, [1]], values, rtol=1e-5)
+    assert np.abs(other.metrics["test_loss"][:, 0] - pair.metrics["test_loss"][:, 1]).max() > 1e-3
 
 
 def test_data_of_their_own_must_be_alike():
     matrix = mixing.metropolis_hastings(graphs.ring(6))
-    made = plan.make(make_config(), matrix)
-    one, more = make_problem(6), make_problem(6, records=30)
+    training_plan = plan.make(make_config(), matrix)
+    single = make_problem(6)
+    extra = make_problem(6, records=30)
     for tasks, text in (
-        ([one, one], "problem is 2 problems for 3 seeds"),
+        ([single, single], "problem is 2 problems for 3 seeds"),
         ([], "problem is 0 problems"),
-        ([one, more, one], "differs in the shapes of its arrays"),
-        ([one, "x", one], "problem is str"),
+        ([single, extra, single], "differs in the shapes of its arrays"),
+        ([single, "x", single], "problem is str"),
         ("x", "problem is str"),
     ):
         with pytest.raises(ValueError, match=text):
-            run(made, tasks, seeds=(0, 1, 2))
+            run(training_plan, tasks, seeds=(0, 1, 2))
 
 
 def test_rounds_fixed_beforehand_state_what_they_spend(plans, small):
-    whole = run(plans, small, seeds=[0], eval_every=5)
+    complete = run(plans, small, seeds=[0], eval_every=5)
     short = run(plans, small, seeds=[0], eval_every=5, stop_at=12)
     assert short.ended and short.rounds.tolist() == [5, 10, 12]
-    np.testing.assert_array_equal(short.metrics["test_loss"][:2], whole.metrics["test_loss"][:2])
-    for made, stated in zip(plans, short.guarantees, strict=True):
-        assert stated == made.guarantee.after(12)
+    np.testing.assert_array_equal(short.metrics["test_loss"][:2], complete.metrics["test_loss"][:2])
+    for result, stated in zip(plans, short.guarantees, strict=True):
+        assert stated == result.guarantee.after(12)
     assert short.guarantees[2].epsilon < plans[2].guarantee.epsilon
     # Rows say what was spent, as the guarantee beside them does.
     for row in short.rows():
@@ -493,32 +508,37 @@ def test_rounds_fixed_beforehand_state_what_they_spend(plans, small):
     assert short.guarantees[2].statement() in str(short)
     # A callback within them: the fixed number's guarantee, not less.
     stopped = run(
-        plans, small, seeds=[0], eval_every=5, stop_at=12, callback=lambda seen: seen.round >= 5
+        plans,
+        small,
+        seeds=[0],
+        eval_every=5,
+        stop_at=12,
+        callback=lambda observed: observed.round >= 5,
     )
     assert not stopped.ended and stopped.rounds.tolist() == [5]
     assert stopped.guarantees[2].mu == short.guarantees[2].mu
     first, _, text = str(stopped).partition("\n")
     assert "5 rounds, metrics" in first and first.endswith(", which no guarantee covers)")
     assert "over 12 planned rounds (of which 5 were run)" in text
-    for wrong in (0, 21):
+    for invalid in (0, 21):
         with pytest.raises(ValueError, match="stop_at is"):
-            run(plans, small, seeds=[0], stop_at=wrong)
+            run(plans, small, seeds=[0], stop_at=invalid)
 
 
 def test_the_number_of_rounds_cannot_be_changed_on_the_way(tmp_path, network, small):
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
     options = {"seeds": [0], "eval_every": 5, "checkpoint": tmp_path / "c"}
-    run(made, small, stop_at=10, **options)
+    run(training_plan, small, stop_at=10, **options)
     for change in ({"stop_at": 15}, {}):
         with pytest.raises(ValueError, match="differs in stop_at .10 there, (15|20) here.;"):
-            run(made, small, **options, **change)
+            run(training_plan, small, **options, **change)
 
 
 def test_what_a_checkpoint_differs_in_is_named(tmp_path, network, small):
     """Not the compiled program, which follows from it, nor a digest of plans."""
-    made = plan.make(make_config(), network)
+    training_plan = plan.make(make_config(), network)
     options = {"seeds": [0], "eval_every": 5, "checkpoint": tmp_path / "c"}
-    run(made, small, stop_at=10, **options)
+    run(training_plan, small, stop_at=10, **options)
     changed = {
         "eval_every .5 there, 2 here.;": {"eval_every": 2},
         "chunk_blocks .1 there, 2 here.;": {"chunk_blocks": 2},
@@ -526,14 +546,14 @@ def test_what_a_checkpoint_differs_in_is_named(tmp_path, network, small):
     }
     for match, change in changed.items():
         with pytest.raises(ValueError, match=f"another run, which differs in {match}"):
-            run(made, small, stop_at=10, **options | change)
-    for part, name, there, here in (
+            run(training_plan, small, stop_at=10, **options | change)
+    for part, name, present, here in (
         ("protect", "clip_norm", "0.5", "2.0"),
         ("optimizer", "step_size", "0.1", "0.7"),
     ):
         other = plan.make(make_config(**{name: float(here)}), network)
-        told = f"another run, which differs in Config.{part}.{name} .{there} there, {here} here.;"
-        with pytest.raises(ValueError, match=told):
+        text = f"another run, which differs in Config.{part}.{name} .{present} there, {here} here.;"
+        with pytest.raises(ValueError, match=text):
             run(other, small, stop_at=10, **options)
     # What no argument explains is still said.
     sparse = plan.make(make_config(), mixing.metropolis_hastings(graphs.ring(len(network))))
@@ -541,39 +561,41 @@ def test_what_a_checkpoint_differs_in_is_named(tmp_path, network, small):
         run(sparse, small, stop_at=10, **options)
     loss = dataclasses.replace(small, batch_loss=None)
     with pytest.raises(ValueError, match="differs in the program: model, loss or metrics, or the"):
-        run(made, loss, stop_at=10, **options)
+        run(training_plan, loss, stop_at=10, **options)
 
 
 @pytest.mark.slow
 def test_a_curve_chosen_before_the_run_is_stated_where_it_stopped(network, small):
     """At chunks' ends; noise over rounds by the energy of what was sent so far."""
-    made = [plan.make(make_config(design=d), network) for d in ("independent", "whisper")]
-    whole = [one.guarantee.stopping_at((4, 8, 12, 16, 20)) for one in made]
+    results = [plan.make(make_config(design=d), network) for d in ("independent", "whisper")]
+    complete = [item.guarantee.stopping_at((4, 8, 12, 16, 20)) for item in results]
 
     def at(rounds):
         options = {"eval_every": 2, "chunk_blocks": 2, "stopping": "curve"}
-        return run(made, small, seeds=[0], callback=lambda seen: seen.round >= rounds, **options)
+        return run(
+            results, small, seeds=[0], callback=lambda observed: observed.round >= rounds, **options
+        )
 
     for rounds in (4, 20):
         result = at(rounds)
         stated = [g.replace(private_stop=False) for g in result.guarantees]
-        assert stated == [one.stopped(rounds) for one in whole]
+        assert stated == [value.stopped(rounds) for value in complete]
         # A figure over epsilon must not place the run below what it states.
         for row in result.rows():
             assert row["epsilon"] >= row["guarantee"]["epsilon"]
-    assert whole[0].stopped(4).epsilon < made[0].guarantee.epsilon < whole[0].epsilon
+    assert complete[0].stopped(4).epsilon < results[0].guarantee.epsilon < complete[0].epsilon
     (correlated,) = [plan.make(make_config(design="prefix_sum"), network)]
     stated = run(
         correlated, small, seeds=[0], eval_every=5, stopping="curve",
-        callback=lambda seen: seen.round >= 10,
+        callback=lambda views: views.round >= 10,
     ).guarantees[0]  # fmt: skip
     strategy = correlated.applied_strategy
     energy = np.abs(strategy[:10].T @ strategy[:10]).sum() / np.abs(strategy.T @ strategy).sum()
     assert stated.mu == pytest.approx(correlated.guarantee.mu * np.sqrt(energy), rel=1e-6)
     with pytest.raises(ValueError, match="no callback"):
-        run(made, small, seeds=[0], stopping="curve")
+        run(results, small, seeds=[0], stopping="curve")
     with pytest.raises(ValueError, match="stopping is 'never'"):
-        run(made, small, seeds=[0], stopping="never")
+        run(results, small, seeds=[0], stopping="never")
 
 
 def test_private_metrics_are_said_to_leave_the_stopping_round_open(plans, small):
@@ -583,11 +605,11 @@ def test_private_metrics_are_said_to_leave_the_stopping_round_open(plans, small)
 
     public = dataclasses.replace(small, evaluation_data="public")
     assert small.evaluation_data == "private"
-    assert flags(small, callback=lambda seen: True) == {True, False} - (
+    assert flags(small, callback=lambda observed: True) == {True, False} - (
         {False} if all(p.guarantee.relation for p in plans) else set()
     )
     # That it ran on to its end was the callback's decision as well; one that watches has none.
-    assert True in flags(small, callback=lambda seen: False)
+    assert True in flags(small, callback=lambda views: False)
     assert flags(small, callback=lambda seen: None) == flags(small) == {False}
     assert flags(public, callback=lambda seen: True) == {False}
     with pytest.raises(ValueError, match="evaluation_data is 'secret'"):
@@ -596,7 +618,7 @@ def test_private_metrics_are_said_to_leave_the_stopping_round_open(plans, small)
 
 def test_a_stopped_run_that_is_read_again_still_says_so(tmp_path, plans, small):
     options = {"seeds": [0], "eval_every": 5, "checkpoint": tmp_path / "c"}
-    first = run(plans, small, callback=lambda seen: seen.round >= 10, **options)
+    first = run(plans, small, callback=lambda observed: observed.round >= 10, **options)
     again = run(plans, small, **options)
     assert again.guarantees == first.guarantees and again.guarantees[-1].private_stop
 
@@ -605,10 +627,11 @@ def test_the_bar_has_metrics_and_is_drawn_no_more_often_for_them(
     network, small, capsys, monkeypatch
 ):
     monkeypatch.delenv("COLUMNS", raising=False)  # Older releases of tqdm would cut the bar to it.
-    made = plan.make(make_config(rounds=40), network)
-    result = run(made, small, seeds=[0, 1], eval_every=1, chunk_blocks=1, progress=True)
-    shown = capsys.readouterr().err
-    low, high = result.metrics["test_loss"][-1].min(), result.metrics["test_loss"][-1].max()
-    assert f"test_loss {low:.4g} to {high:.4g}" in shown
+    training_plan = plan.make(make_config(rounds=40), network)
+    result = run(training_plan, small, seeds=[0, 1], eval_every=1, chunk_blocks=1, progress=True)
+    output = capsys.readouterr().err
+    low = result.metrics["test_loss"][-1].min()
+    high = result.metrics["test_loss"][-1].max()
+    assert f"test_loss {low:.4g} to {high:.4g}" in output
     # Into a file it is drawn at the start and the end, and every 30 seconds.
-    assert shown.count("rounds/s") <= 3
+    assert output.count("rounds/s") <= 3

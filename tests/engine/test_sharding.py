@@ -85,19 +85,20 @@ def test_rows_are_exchanged_as_the_dense_product_needs(name, devices, monkeypatc
     rounds = 3 if name == "schedule" else 1
     matrix = np.stack([random_matrix(GRAPHS[name](rng), rng) for _ in range(rounds)])
     matrix = matrix if rounds > 1 else matrix[0]
-    whole = gossip.neighbours(matrix, np.float32)
-    parts = gossip.partitioned(whole, processes.agent_mesh(matrix.shape[-1], devices))
+    complete = gossip.neighbours(matrix, np.float32)
+    parts = gossip.partitioned(complete, processes.agent_mesh(matrix.shape[-1], devices))
     values = rng.normal(size=(matrix.shape[-1], 3)).astype(np.float32)
 
     @jax.jit
     def mixed(layout, values):
         return gossip.mix(gossip.at(layout, rounds - 1), values)
 
-    alone, spread = mixed(whole, values), mixed(parts, values)
+    single = mixed(complete, values)
+    spread = mixed(parts, values)
     dense = (matrix[-1] if rounds > 1 else matrix) @ values
     np.testing.assert_allclose(spread, dense, rtol=1e-5, atol=1e-6)
     if name != "star":  # A dense row of its hub adds in another order.
-        np.testing.assert_array_equal(spread, alone)
+        np.testing.assert_array_equal(spread, single)
     everything = (devices - 1) * parts.block
     if name == "complete" and len(matrix) % devices == 0:
         assert parts.steps is None and parts.received == everything
@@ -114,8 +115,9 @@ def test_rows_are_exchanged_as_the_dense_product_needs(name, devices, monkeypatc
 def made(devices, **changes):
     """A plan on the ring, its task, and their inputs on devices."""
     parts = {"noise": noise.Independent(), "rounds": 50, **changes}
-    one, task = plan.make(make_config(**parts), RING), make_problem(N)
-    return one, task, Inputs.of((one,), (task,), (0,), devices)
+    training_plan = plan.make(make_config(**parts), RING)
+    task = make_problem(N)
+    return training_plan, task, Inputs.of((training_plan,), (task,), (0,), devices)
 
 
 def collectives(text):
@@ -132,12 +134,12 @@ def collectives(text):
 def round_of(data):
     """The collectives of compiled rounds: entries exchanged, and of other ones."""
     state = data.initial(data.start(None, 1), data.batch_keys)
-    given = data.statics, data.arrays, data.data, state, data.batch_keys, data.batch_keys
-    text = program.advance.trace(*given, np.array([4], np.int32)).lower().compile().as_text()
-    found = list(collectives(text))
-    others = [size for name, size in found if name == "all-reduce"]
-    names = {name for name, _ in found} - {"all-reduce"}
-    return names, sum(size for name, size in found if name in names), others
+    arguments = data.statics, data.arrays, data.data, state, data.batch_keys, data.batch_keys
+    text = program.advance.trace(*arguments, np.array([4], np.int32)).lower().compile().as_text()
+    result = list(collectives(text))
+    others = [size for name, size in result if name == "all-reduce"]
+    names = {name for name, _ in result} - {"all-reduce"}
+    return names, sum(size for name, size in result if name in names), others
 
 
 @pytest.mark.gate(1)
@@ -171,15 +173,18 @@ class Net(nn.Module):
 def test_gradients_of_networks_stay_on_their_devices(relation):
     """Compilers gather all images, and JAX adds derivatives by constants up over devices."""
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(36, 4, 4, 1)).astype(np.float32), rng.integers(0, 2, 36)
+    x = rng.normal(size=(36, 4, 4, 1)).astype(np.float32)
+    y = rng.integers(0, 2, 36)
     shards = partition.iid(36, 6, 0)
     task = supervised(Net(), "cross_entropy", (x, y), (x[:4], y[:4]), shards)
     matrix = mixing.metropolis_hastings(graphs.ring(6))
     config = make_config(design="independent", relation=relation, rounds=3, batch_size=2)
-    one = plan.make(config, matrix, counts=shards.counts)
-    alone, spread = (run([one, one], task, seeds=[0], devices=d) for d in (None, 4))
-    same(alone, spread)
-    data = Inputs.of((one,), (task,), (0,), 4)
+    training_plan = plan.make(config, matrix, counts=shards.counts)
+    single, spread = (
+        run([training_plan, training_plan], task, seeds=[0], devices=d) for d in (None, 4)
+    )
+    same(single, spread)
+    data = Inputs.of((training_plan,), (task,), (0,), 4)
     names, moved, others = round_of(data)
     assert names == {"all-gather"} and moved == 8 * data.entries
     assert all(size <= data.entries for size in others)
@@ -215,32 +220,33 @@ def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(s
     config = make_config(
         design="independent", relation="zero_out_record", sampler=SAMPLERS[sampler]
     )
-    one = plan.make(config, mixing.metropolis_hastings(graphs.ring(10)), counts=SIZES)
+    training_plan = plan.make(config, mixing.metropolis_hastings(graphs.ring(10)), counts=SIZES)
     tasks = [
         unequal(seed, augment=jitter, augmentation_multiplicity=2, local=local) for seed in (0, 1)
     ]
 
     def batches(tasks, devices):
-        data = Inputs.of((one,), tuple(tasks), tuple(range(len(tasks))), devices)
+        data = Inputs.of((training_plan,), tuple(tasks), tuple(range(len(tasks))), devices)
 
         @jax.jit
-        def drawn(given):
-            given = data.statics.of_first_seed(processes.without_padding(given))
-            batch = data.statics.batch(given, KEY, KEY, np.int32(3))
+        def drawn(value):
+            value = data.statics.of_first_seed(processes.without_padding(value))
+            batch = data.statics.batch(value, KEY, KEY, np.int32(3))
             if sampler != "poisson":
                 return batch
-            at = batch.rows if batch.positions is None else batch.positions
-            x, y = _agents.gathered(at, *batch[:2])
+            position = batch.rows if batch.positions is None else batch.positions
+            x, y = _agents.gathered(position, *batch[:2])
             return query.keyed(batch.key, x, batch.rows), y, batch.padding
 
         return data.data, jax.device_get(drawn(data.data))
 
-    _, alone = batches([unequal(0, augment=jitter, augmentation_multiplicity=2)], None)
+    _, single = batches([unequal(0, augment=jitter, augmentation_multiplicity=2)], None)
     for devices in (None, 3, 8):
-        for each in (tasks[:1], tasks):
-            data, spread = batches(each, devices)
-            jax.tree.map(np.testing.assert_array_equal, spread, alone)
-    size, rows = -(-10 // 8), tasks[0].partition.indices
+        for case in (tasks[:1], tasks):
+            data, spread = batches(case, devices)
+            jax.tree.map(np.testing.assert_array_equal, spread, single)
+    size = -(-10 // 8)
+    rows = tasks[0].partition.indices
     for shard in data.x.addressable_shards:
         device = shard.index[1].start // shard.data.shape[1]
         agents = range(10)[size * device : size * (device + 1)]
@@ -252,11 +258,15 @@ def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(s
 @pytest.mark.slow
 def test_records_that_are_loaded_by_number_train_to_the_same_bits():
     config = make_config(design="independent", relation="replace_record", rounds=4, batch_size=1)
-    one = plan.make(config, mixing.metropolis_hastings(graphs.ring(10)), counts=SIZES)
-    whole, own = unequal(), unequal(local=True)
+    training_plan = plan.make(config, mixing.metropolis_hastings(graphs.ring(10)), counts=SIZES)
+    complete = unequal()
+    own = unequal(local=True)
     assert len(own.x) == 48 and own.x[:, 0].tolist() == list(range(9, 57))
     for devices in (None, 4):
-        same(*(run(one, task, seeds=[0], devices=devices) for task in (whole, own)), exact=True)
+        same(
+            *(run(training_plan, task, seeds=[0], devices=devices) for task in (complete, own)),
+            exact=True,
+        )
 
 
 def test_noise_has_the_same_bits_on_any_devices_and_agents_share_none():
@@ -266,8 +276,9 @@ def test_noise_has_the_same_bits_on_any_devices_and_agents_share_none():
 
         @jax.jit
         def noise_of(arrays, round):
-            one = jax.tree.map(lambda leaf: leaf[0], processes.without_padding(arrays))
-            zeros, link = np.zeros((N, 7), np.float32), statics.transformation(one, KEY)
+            first = jax.tree.map(lambda leaf: leaf[0], processes.without_padding(arrays))
+            zeros = np.zeros((N, 7), np.float32)
+            link = statics.transformation(first, KEY)
             state = link.init(zeros)._replace(round=round)
             return processes.place(link.update(zeros, state)[0], statics.mesh, 0, N)
 
@@ -278,20 +289,20 @@ def test_noise_has_the_same_bits_on_any_devices_and_agents_share_none():
         assert {shard.data.shape for shard in shards} == {(-(-N // (devices or 1)), 7)}
         return processes.collected(placed)
 
-    alone = drawn(None)
+    single = drawn(None)
     for devices in (2, 3, 8):
-        np.testing.assert_array_equal(drawn(devices), alone)
-    assert len(np.unique(np.abs(alone))) == alone.size
+        np.testing.assert_array_equal(drawn(devices), single)
+    assert len(np.unique(np.abs(single))) == single.size
 
 
-def same(one, other, exact=False):
+def same(value, other, exact=False):
     """Whether two runs have the same models and metrics, to the bit or to 1e-6 of the largest."""
-    for a, b in zip(*map(jax.tree.leaves, (one.params, other.params)), strict=True):
+    for a, b in zip(*map(jax.tree.leaves, (value.params, other.params)), strict=True):
         assert a.shape == b.shape
         if exact:
             np.testing.assert_array_equal(b, a)
         np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-6 * np.abs(a).max())
-    for name, values in one.metrics.items():
+    for name, values in value.metrics.items():
         np.testing.assert_allclose(other.metrics[name], values, rtol=1e-6, atol=1e-6)
 
 
@@ -302,13 +313,13 @@ def test_fifty_rounds_by_tables_agree_to_rounding(counts, tmp_path):
 
     3 and 8 devices do not divide the agents.
     """
-    one, task, _ = made(None)
+    first, task, _ = made(None)
     options = {"seeds": [0], "eval_every": 25}
-    alone = run(one, task, **options)
+    single = run(first, task, **options)
     for devices in counts:
-        spread = run(one, task, **options, devices=devices)
-        same(alone, spread)
-    same(spread, cut_and_resumed(one, task, tmp_path, **options, devices=counts[-1]), exact=True)
+        spread = run(first, task, **options, devices=devices)
+        same(single, spread)
+    same(spread, cut_and_resumed(first, task, tmp_path, **options, devices=counts[-1]), exact=True)
 
 
 @pytest.mark.slow
@@ -320,5 +331,5 @@ def test_fifty_rounds_of_dense_products_agree_to_rounding():
         for name in ("whisper", "independent")
     ]
     options = {"seeds": [0, 1], "eval_every": 25}
-    alone, spread = (run(plans, make_problem(24), devices=d, **options) for d in (None, 5))
-    same(alone, spread)
+    single, spread = (run(plans, make_problem(24), devices=d, **options) for d in (None, 5))
+    same(single, spread)
