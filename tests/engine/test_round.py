@@ -127,16 +127,17 @@ def test_a_loop_has_the_bits_of_a_run(name):
 @pytest.mark.parametrize("name", ["whisper", "tracking", "server"])
 def test_the_two_halves_are_a_step(name):
     plan, task = make(name)
-    rounds, deliver = dp.rounds(plan, task), local_transport(plan)
+    rounds = dp.rounds(plan, task)
+    deliver = local_transport(plan)
     state = rounds.init()
     for number in range(2):
         sent = rounds.outgoing(state)
         received = deliver(jax.device_get(sent.message), number)
         state, before = rounds.incoming(state, sent, received), state
-        whole, info = rounds.step(before)
+        complete, info = rounds.step(before)
         jax.tree.map(np.testing.assert_array_equal, sent.metrics, info.metrics)
         for leaf, other in zip(
-            jax.tree.leaves(state.models), jax.tree.leaves(whole.models), strict=True
+            jax.tree.leaves(state.models), jax.tree.leaves(complete.models), strict=True
         ):
             np.testing.assert_allclose(leaf, other, rtol=1e-6, atol=1e-7)
 
@@ -400,7 +401,8 @@ def test_received_nan_shows_in_the_next_round(tmp_path):
 @pytest.mark.parametrize("name", ["whisper", "server", "poisson", "no noise"])
 def test_states_of_other_seeds_give_nan(name, monkeypatch):
     plan, task = make(name)
-    rounds, others = dp.rounds(plan, task, seed=1), dp.rounds(plan, task, seed=2)
+    rounds = dp.rounds(plan, task, seed=1)
+    others = dp.rounds(plan, task, seed=2)
     state = others.init()
     # A server's clients clip gradients that are not finite to zero: the message itself is NaN.
     sent = rounds.outgoing(state)
@@ -442,17 +444,17 @@ def test_what_agents_keep_of_other_states_is_nan(of_last):
 
 def test_states_of_other_agents_or_seeds_give_nan_with_agents():
     plan, task = make("whisper")
-    alone = dp.rounds(plan, task, agents=(3,))
+    single = dp.rounds(plan, task, agents=(3,))
     states = [
         dp.rounds(plan, task, agents=(0,)).init(),
         dp.rounds(plan, task, agents=(3,), seed=1).init(),
     ]
     received = received_by(plan, (3,), dp.rounds(plan, task).outgoing(state_of(plan)).message)
     for state in states:
-        sent = alone.outgoing(state)
+        sent = single.outgoing(state)
         assert all_nan(sent.message)
-        assert all_nan(alone.incoming(state, sent, received).models)
-    assert not all_nan(alone.outgoing(alone.init()).message)
+        assert all_nan(single.incoming(state, sent, received).models)
+    assert not all_nan(single.outgoing(single.init()).message)
 
 
 def test_messages_of_whole_numbers_are_zero_for_other_states():
@@ -614,21 +616,23 @@ def test_agents_alone_compute_their_part_of_a_run(name):
     """Among agents of a path, of which one has one neighbour and another two."""
     path = dp.mixing.metropolis_hastings(dp.graphs.path(N))
     plan, task = make(name, mixing=path)
-    chosen = (3, 0)
-    everyone, alone = dp.rounds(plan, task, seed=2), dp.rounds(plan, task, seed=2, agents=chosen)
-    state, own = everyone.init(), alone.init()
+    selection = (3, 0)
+    everyone = dp.rounds(plan, task, seed=2)
+    single = dp.rounds(plan, task, seed=2, agents=selection)
+    state = everyone.init()
+    own = single.init()
     assert plan.senders[0] == (1,) and plan.senders[3] == (2, 4)
     for _ in range(T):
         message = everyone.outgoing(state).message
-        sent = alone.outgoing(own)
-        own = alone.incoming(own, sent, received_by(plan, chosen, message))
+        sent = single.outgoing(own)
+        own = single.incoming(own, sent, received_by(plan, selection, message))
         state, _ = everyone.step(state)
         for leaf, part in zip(
             jax.tree.leaves((message, state.models)),
             jax.tree.leaves((sent.message, own.models)),
             strict=True,
         ):
-            np.testing.assert_allclose(part, leaf[np.array(chosen)], rtol=2e-5, atol=2e-6)
+            np.testing.assert_allclose(part, leaf[np.array(selection)], rtol=2e-5, atol=2e-6)
 
 
 AGENT = 3
@@ -662,11 +666,11 @@ def with_factor_of(plan, group):
     return with_factor(plan, factor)
 
 
-def kept_arrays(value, seen):
+def kept_arrays(value, observed):
     """All arrays that a function keeps, in its closures and in what these hold."""
-    if id(value) in seen:
+    if id(value) in observed:
         return []
-    seen.add(id(value))
+    observed.add(id(value))
     if isinstance(value, jax.Array | np.ndarray):
         return [value]
     parts = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
@@ -677,7 +681,7 @@ def kept_arrays(value, seen):
         parts += value.values()
     if isinstance(value, list | tuple):
         parts += value
-    return [array for part in parts if part is not None for array in kept_arrays(part, seen)]
+    return [array for part in parts if part is not None for array in kept_arrays(part, observed)]
 
 
 def test_one_agents_functions_keep_nothing_of_other_agents():
@@ -803,8 +807,8 @@ def test_one_agents_state_holds_no_key_of_other_links(monkeypatch):
     # A broken copy whose state holds the keys of all links.
     pairwise = noise.pairwise_cancelling
 
-    def pairwise_of_all(*given, own_keys, edge_keys, **options):
-        link = pairwise(*given, own_keys=own_keys, edge_keys=edge_keys, **options)
+    def pairwise_of_all(*value, own_keys, edge_keys, **options):
+        link = pairwise(*value, own_keys=own_keys, edge_keys=edge_keys, **options)
 
         def update(payload, state, params=None):
             noisy, inner = link.update(payload, state[0])
@@ -875,8 +879,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
     for agents, text in (((6,), "agents is 6"), ((), "give one or more"), ((1, 1), "each once")):
         with pytest.raises(ValueError, match=text):
             dp.rounds(plan, task, agents=agents)
-    alone = dp.rounds(plan, task, agents=(1,))
+    single = dp.rounds(plan, task, agents=(1,))
     with pytest.raises(ValueError, match="init has a stored state of agents"):
-        alone.init(alone.init())
+        single.init(single.init())
     with pytest.raises(ValueError, match="step needs messages of others than agents"):
-        alone.step(alone.init())
+        single.step(single.init())

@@ -414,7 +414,8 @@ class Plain(ScaledNoise):
 
     way: str = "fresh"
 
-    label, secrets = "plain", "own"
+    label = "plain"
+    secrets = "own"
 
     def unit(self, target):
         size = target.protect.sensitivity * np.sqrt(target.pattern.epochs)
