@@ -248,6 +248,38 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+QUICK = {"secure_sum": ["8"]}
+"""Examples that take seconds, with their arguments; the others only say how they are called."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_an_example_starts_with_the_package_alone(example: Path, tmp_path: Path) -> None:
+    """Where a wheel is installed, nothing of the checkout is on the path but the example."""
+    copied = shutil.copy(example, tmp_path)
+    path = "" if PYTHON != sys.executable else str(ROOT)
+    done = subprocess.run(
+        [PYTHON, copied, *QUICK.get(example.stem, ["--help"])], capture_output=True, text=True,
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    if example.stem not in QUICK:
+        assert done.stdout.startswith(f"usage: {example.name}")
+
+
+@pytest.mark.slow
+def test_an_installed_package_is_not_that_of_the_checkout(tmp_path: Path) -> None:
+    if PYTHON == sys.executable:
+        pytest.skip("DPJAX_INSTALLED names no Python with a wheel")
+    done = subprocess.run(
+        [PYTHON, "-c", "import dpjax; print(dpjax.__file__)"], capture_output=True, text=True,
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not Path(done.stdout.strip()).is_relative_to(ROOT)
+
+
 NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
 
 
