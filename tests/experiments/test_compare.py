@@ -13,6 +13,7 @@ from _common.claims import UNTOLD
 from dpjax.algorithms.exchange import Trusted
 from dpjax.data import partition
 from dpjax.learning.supervised import supervised
+from dpjax.models.linear import Linear
 from dpjax.results import records
 from tests.support import load_script
 
@@ -84,7 +85,7 @@ def test_what_an_agent_sends_is_counted():
     x = rng.normal(size=(60, 4))
     y = np.repeat([1, -1], 30)
     shards = partition.iid(60, 6, 0)
-    task = supervised(module.Linear(), "logistic", (x, y), (x, y), shards)
+    task = supervised(Linear(), "logistic", (x, y), (x, y), shards)
     for name, numbers in (("whisper", None), ("server", 5), ("dome", 4)):
         small = dataclasses.replace(config, sketches=(4,))
         setting, steps = module.trials(small, name)[0]
