@@ -235,7 +235,7 @@ def test_every_row_of_the_registry_has_an_answer():
     # A method without terms of its own has its base's.
     registered = [getattr(methods, name) for name in methods.__all__]
     stating = {kind for kind in registered if "terms" in vars(kind)}
-    assert stating <= {type(one.config.method) for one in every}
+    assert stating <= {type(one.config.method) for one in entries}
     for item in entries:
         silent = item.config.label.startswith("mine") and isinstance(item.config.noise, Mine)
         assert (item.guarantee.secrets is None) == (silent or item.noise is None)
