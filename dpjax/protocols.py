@@ -16,7 +16,17 @@ agents are the leading axis of every leaf unless a part says otherwise.
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeAlias,
+    runtime_checkable,
+)
 
 import jax
 import jax.numpy as jnp
@@ -345,6 +355,17 @@ class Round(NamedTuple):
         return optax.apply_updates(models, updates), memory
 
 
+class _Part(Protocol):
+    """A part of a config: a frozen dataclass, which has fields and a hash."""
+
+    if TYPE_CHECKING:
+        # For type checkers alone: `isinstance` asks no part for them.
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+        def __hash__(self) -> int:
+            return 0
+
+
 @runtime_checkable
 class Aggregator(Protocol):
     """Computes the server's sum of the agents' messages; hashable. Subclasses inherit defaults.
@@ -511,7 +532,7 @@ class MethodTerms:
     wraps: str | None = None
 
 
-class _Described(Protocol):
+class _Described(_Part, Protocol):
     """Properties of a method beside its round, with defaults."""
 
     @property
@@ -766,7 +787,7 @@ class Look(NamedTuple):
 
 
 @runtime_checkable
-class Noise(Protocol):
+class Noise(_Part, Protocol):
     """A noise design, calibrated to a budget on a network.
 
     Example:
@@ -870,7 +891,7 @@ class Amplification(abc.ABC):
 
 
 @runtime_checkable
-class Sampler(Protocol):
+class Sampler(_Part, Protocol):
     """Draws the records of a round: a frozen dataclass that inherits this.
 
     It defines `divisor` and `draw`; ``examples/own_sampler.py`` also has an accountant.
@@ -995,11 +1016,11 @@ class Counted(Sampler):
                 f"records is {self.records}, but the most records of an agent are {records}; leave "
                 "records out of the sampler: the plan fills it in"
             )
-        return dataclasses.replace(self, records=records)  # type: ignore[type-var]
+        return dataclasses.replace(self, records=records)
 
 
 @runtime_checkable
-class Optimizer(Protocol):
+class Optimizer(_Part, Protocol):
     """Post-processing of noisy means, and the only part with step sizes.
 
     Example:

@@ -95,6 +95,10 @@ class _Lane(NamedTuple):
     value: Int32[Array, "r l"]
 
 
+_LaneCarry = tuple[_Lane, Array]
+"""Lanes and the numbers that are done, as a loop carries them."""
+
+
 def public_signs(code: SumCode, key: PRNGKeyArray) -> _Signs:
     """Return the signs of a round's rotation, which everybody knows.
 
@@ -311,7 +315,7 @@ def discrete_gaussian_rows(
     def column(slot: _Words) -> _Words:
         return slot * lanes + offset
 
-    def refilled(lane: _Lane, numbers: Array) -> tuple[_Lane, Array]:
+    def refilled(lane: _Lane, numbers: Array) -> _LaneCarry:
         done = lane.stage == _DONE
         index = lax.broadcasted_iota(jnp.uint32, size, 0)
         target = done[None] & (index == lane.slot[None])
@@ -325,7 +329,7 @@ def discrete_gaussian_rows(
         tick = jnp.where(done, 0, lane.tick)
         return lane._replace(slot=slot, stage=stage, tick=tick), numbers
 
-    def body(carry: tuple[_Lane, Array]) -> tuple[_Lane, Array]:
+    def body(carry: _LaneCarry) -> _LaneCarry:
         def step(_: Array, lane: _Lane) -> _Lane:
             words = jax.vmap(_numerics.threefry)(keys, lane.tick, column(lane.slot))
             return _stepped(lane, *_numerics.through_memory(*words), law)
@@ -333,7 +337,7 @@ def discrete_gaussian_rows(
         lane, numbers = carry
         return refilled(lax.fori_loop(0, _STEPS, step, lane), numbers)
 
-    def unfinished(carry: tuple[_Lane, Array]) -> Array:
+    def unfinished(carry: _LaneCarry) -> Array:
         lane, _ = carry
         return jnp.any(lane.slot < slots)
 

@@ -47,6 +47,17 @@ continue. A transport may send one message again, as often as it must.
 """
 
 
+@dataclass(frozen=True)
+class _LocalTransport:
+    """An exchange in this process, and how many clients may collude with the server."""
+
+    exchange: Callable[[Message, Array], Message]
+    colluders: int
+
+    def __call__(self, message: Message, round: int) -> Message:
+        return jax.device_get(self.exchange(message, jnp.int32(round)))
+
+
 def local_transport(plan: Plan) -> Transport:
     """Return the transport that is the method's own exchange, in this process.
 
@@ -72,12 +83,8 @@ def local_transport(plan: Plan) -> Transport:
         arrays = {name: jnp.asarray(array, kind) for name, array in dense.items()}
         return plan.method.exchange(arrays, round, message).value
 
-    def transport(message: Message, round: int) -> Message:
-        return jax.device_get(value(message, jnp.int32(round)))
-
     # No message leaves the process.
-    transport.colluders = plan.guarantee.colluders  # type: ignore[attr-defined]
-    return transport
+    return _LocalTransport(value, plan.guarantee.colluders)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +202,7 @@ class HostDriver:
 
 def _sent_axes(axes: State) -> Outgoing:
     """The axes of plans (or seeds) in outgoing messages."""
-    return Outgoing(0, 0, 0, axes.secret)  # type: ignore[arg-type]
+    return Outgoing._make([0, 0, 0, axes.secret])
 
 
 @compiled()

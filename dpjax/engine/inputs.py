@@ -85,8 +85,8 @@ class Inputs:
         if compatibility.custom_names(statics.method):
             leaves, structure = jax.tree.flatten(inputs._agents_models())
             dependence.check_dependence(
-                statics.method,  # type: ignore[arg-type]
-                statics.optimizer,  # type: ignore[arg-type]
+                statics.method,
+                statics.optimizer,
                 plans[0].mixing.shape,
                 getattr(statics.privatizer, "opened", None) is not None,
                 (structure, *leaves),

@@ -15,7 +15,6 @@ import stat
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +22,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _files, _validate
+from dpjax.accounting.arrays import Fields
 
 __all__ = ["derive"]
 
@@ -175,7 +175,7 @@ class KeyFile:
             deleted = deleted or path == self.path
         return deleted
 
-    def _read(self, *, private: bool = True) -> dict[str, Any]:
+    def _read(self, *, private: bool = True) -> Fields:
         """The fields of the file; a changed file is refused."""
         name = f"key_file {self.path}"
         if not self.file.exists():
@@ -235,9 +235,9 @@ def _wrapped(words: list[int]) -> PRNGKeyArray:
     return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl=_IMPLEMENTATION)
 
 
-def _checked(fields: dict[str, Any]) -> bytes:
+def _checked(fields: Fields) -> bytes:
     return json.dumps(fields | {"checksum": _checksum(fields)}).encode()
 
 
-def _checksum(fields: dict[str, Any]) -> str:
+def _checksum(fields: Fields) -> str:
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

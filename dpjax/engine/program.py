@@ -109,7 +109,7 @@ def _secret_axes(secret: Tree) -> _Axes:
     return jax.tree.map(lambda leaf: None if is_counter(leaf) else 0, secret)
 
 
-_PLAN_AXES = State(0, 0, None, None)  # type: ignore[arg-type]
+_PLAN_AXES = State._make([0, 0, None, None])
 """The axes of plans in a stacked state, whose secret they share."""
 
 

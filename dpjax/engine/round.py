@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,8 @@ from dpjax.plans.plan import Plan
 from dpjax.protocols import Arrays, Combine, Message, Models, State, Tree
 
 __all__ = ["Rounds", "rounds"]
+
+_Transition: TypeAlias = tuple[State, Info]
 
 # Folded into noise keys: apart from rounds and from the batches' number.
 _MARK = 2**32 - 2
@@ -311,7 +313,7 @@ def _functions(
         host.check_opened("received is", received, survivors)
         return new
 
-    def step(state: State) -> tuple[State, Info]:
+    def step(state: State) -> _Transition:
         _check_form(state, first)
         new, info = _step(statics, instance, state)
         note(state, info.messages, info.metrics)
@@ -393,7 +395,7 @@ def _incoming_of_agents(
 
 
 @compiled()
-def _step(statics: Statics, instance: _Instance, state: State) -> tuple[State, Info]:
+def _step(statics: Statics, instance: _Instance, state: State) -> _Transition:
     return _rounds(statics, instance).step(state)
 
 
@@ -433,7 +435,7 @@ def _rounds(statics: Statics, instance: _Instance) -> Rounds:
         new = functions.incoming(state, sent, received)
         return _blanked_state(valid, new)
 
-    def step(state: State) -> tuple[State, Info]:
+    def step(state: State) -> _Transition:
         valid = is_valid(state, state.secret)
         new, info = functions.step(state)
         return _blanked_state(valid, new), _blanked(valid, info)
@@ -540,7 +542,7 @@ def _rounds_of_agents(
         host.check_delivered("received is", received, expected)
         return _incoming_of_agents(statics, own, combine, state, sent, received)
 
-    def step(state: State) -> tuple[State, Info]:
+    def step(state: State) -> _Transition:
         raise ValueError(
             f"step needs messages of others than agents {members}; call outgoing and incoming"
         )

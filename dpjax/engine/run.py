@@ -13,6 +13,7 @@ from jax.stages import Traced
 from tqdm import tqdm
 
 from dpjax import _files, _validate
+from dpjax.accounting.arrays import Fields
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import arguments, host, processes, program, result
 from dpjax.engine import checkpoint as checkpoint_
@@ -181,7 +182,7 @@ def run(
         driver: ScanDriver | HostDriver = ScanDriver()
         if transport is not None:
             driver = host.make_driver(transport, plans, seeds, devices, place.folder)
-        options: dict[str, Any] = {**schedule.options, **driver.options}
+        options: Fields = {**schedule.options, **driver.options}
         options |= {"phase": phase.number, "stopping": stopping}
         # Before anything is compiled: processes whose calls differ would wait for each other.
         if jax.process_count() > 1:
@@ -265,8 +266,8 @@ class _FirstPhase(NamedTuple):
 
 
 def _compared(
-    problems: Sequence[Problem], phase: Continuation | _FirstPhase, optional: dict[str, Any]
-) -> dict[str, Any]:
+    problems: Sequence[Problem], phase: Continuation | _FirstPhase, optional: Fields
+) -> Fields:
     """What several processes compare of other arguments: whether the optional ones are there."""
     start = phase.start
     optional = {**optional, "planned": phase.planned, "spent": phase.guarantees}

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +29,7 @@ class _Sampler(Sampler):
 
     def __post_init__(self) -> None:
         """Refuse what is no number of records or rounds."""
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             # Devices count rounds and records in int32.
             optional = field.type == int | None and getattr(self, field.name) is not None
             if field.type is int or optional:
@@ -40,8 +40,13 @@ class _Dealt(_Sampler):
     """Samplers that deal every record in a fixed order, ``epochs`` times, ``separation`` apart."""
 
     epochs: int
-    separation: int
-    batch_size: int
+    if TYPE_CHECKING:
+        # A field of one subclass and computed by the other. At run time it would be the default of
+        # that field.
+        @property
+        def separation(self) -> int: ...
+        @property
+        def batch_size(self) -> int: ...
 
     @property
     def divisor(self) -> float:
@@ -235,12 +240,12 @@ class Clients(_Dealt):
             )
 
     @property
-    def batch_size(self) -> int:  # type: ignore[override]
+    def batch_size(self) -> int:
         """Records of a client in a round, b."""
         return self.batch
 
     @property
-    def separation(self) -> int:  # type: ignore[override]
+    def separation(self) -> int:
         """Rounds from one in which a record takes part to the next, M N / b."""
         return self.clients * self.examples // self.batch
 

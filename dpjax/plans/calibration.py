@@ -198,7 +198,7 @@ class Target:
         # Every loss is that of noisy payloads alone, and all noise is made for a target: here no
         # method passes that shows data by another way.
         dependence.check_dependence(
-            self.method,  # type: ignore[arg-type]
+            self.method,
             config.optimizer.shared(),
             mixing.shape,
             config.integer_encoded,

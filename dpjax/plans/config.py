@@ -157,7 +157,7 @@ _LONGEST = 24
 
 def _settings(noise: Noise) -> Iterator[str]:
     """The plain parameters of a design that are no defaults and not in its own label already."""
-    for field in dataclasses.fields(noise):  # type: ignore[arg-type]
+    for field in dataclasses.fields(noise):
         value = getattr(noise, field.name)
         if not isinstance(value, int | float | str | tuple):
             continue

@@ -21,6 +21,7 @@ from dpjax.accounting import budget as budget_
 from dpjax.accounting import records, views
 from dpjax.accounting.trust import LinearAlgorithm
 from dpjax.algorithms import zip_dl
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Calibrated, DrawnNoise, PerAgent, Target
 from dpjax.plans.compatibility import KEYS_APART, SIMULATED, NoiseTerms
@@ -218,7 +219,10 @@ class PairKeys(ScaledNoise):
         steps = 1
         if target.protect.gradients == "view":
             # Under "any" whatever is made of the noisy sums is post-processing.
-            steps = target.config.method.gossip_steps  # type: ignore[union-attr]
+            method = target.config.method
+            # Its terms name D-SGD alone.
+            assert isinstance(method, DSGD)
+            steps = method.gossip_steps
         # At noise 1 and clip 1: one filter serves every budget.
         losses = _largest_losses(views.decor, target, shared=self.shared, gossip_steps=steps)
         return losses * (target.protect.sensitivity * _ROUNDING)

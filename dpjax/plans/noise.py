@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -92,22 +92,35 @@ class Correlated:
         ['anti_pgd', 'prefix_sum', 'mafalda', 'spacetime', 'banded_inverse', 'one_step']
     """
 
-    label = ""
-    """What records, figures and plans call the design."""
-    look: ClassVar[Look]
-    """How figures draw it."""
-    title = ""
-    """What `dpjax design` calls it; "" where the command does not offer it."""
     account = ""
     """What `dpjax account` says of sigma; "" where the command does not offer it."""
     slow = False
     """Whether its solver takes minutes for hundreds of agents."""
     terms = CORRELATED
     """What it joins and whom it defends against."""
-    temporal = False
-    """Whether it has a strategy over rounds."""
     of_network = False
     """Whether this strategy depends on the mixing matrix."""
+
+    # Read-only here: a subclass gives a plain value, or computes it from its parameters.
+    @property
+    def label(self) -> str:
+        """What records, figures and plans call the design."""
+        return ""
+
+    @property
+    def look(self) -> Look:
+        """How figures draw it."""
+        raise NotImplementedError
+
+    @property
+    def title(self) -> str:
+        """What `dpjax design` calls it; "" where the command does not offer it."""
+        return ""
+
+    @property
+    def temporal(self) -> bool:
+        """Whether it has a strategy over rounds."""
+        return False
 
     def calibrate(
         self,
@@ -265,19 +278,19 @@ class Whisper(Correlated):
         _validate.assign(self, subgroups=groups)
 
     @property
-    def label(self) -> str:  # type: ignore[override]
+    def label(self) -> str:
         """What records call it: "whisper" for one step, "whisper_horizon" for more."""
         return "whisper" if self.horizon is None else "whisper_horizon"
 
     @property
-    def look(self) -> Look:  # type: ignore[override]
+    def look(self) -> Look:
         """How figures draw it."""
         if self.horizon is None:
             return Look("Whisper", "#0072B2", "^", "--")
         return Look("Whisper, horizon-aware", "#D55E00", "D")
 
     @property
-    def title(self) -> str:  # type: ignore[override]
+    def title(self) -> str:
         """What `dpjax design` calls it."""
         return "Whisper, one step" if self.horizon is None else "Whisper, horizon"
 
@@ -574,12 +587,12 @@ class Covariance(Correlated):
         return self.name, _digest(self.matrix), _digest(self.strategy)
 
     @property
-    def label(self) -> str:  # type: ignore[override]
+    def label(self) -> str:
         """The user's name for it."""
         return self.name
 
     @property
-    def temporal(self) -> bool:  # type: ignore[override]
+    def temporal(self) -> bool:
         """Whether it has a strategy over rounds."""
         return self.strategy is not None
 

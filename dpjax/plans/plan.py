@@ -83,10 +83,11 @@ class Plan:
     def __post_init__(self) -> None:
         """Audit the parts against each other, on copies that nobody can change afterwards."""
         noise: Any = self.noise
-        if dataclasses.is_dataclass(noise):
+        has_fields = dataclasses.is_dataclass(noise)
+        if has_fields:
             fields = {field.name: getattr(noise, field.name) for field in dataclasses.fields(noise)}
             arrays = {name: fixed(v) for name, v in fields.items() if isinstance(v, np.ndarray)}
-            noise = dataclasses.replace(noise, **arrays)  # type: ignore[type-var]
+            noise = dataclasses.replace(noise, **arrays)
         stated = self.guarantee
         names = compatibility.custom_names(type(self), stated)
         if names:

@@ -226,9 +226,10 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Refuse what is no budget, and keep plain numbers."""
+        epsilon: Any = self.epsilon
         # One an agent, where it is a list.
-        epsilon: Any = _validate.numbers("epsilon", self.epsilon)
-        for number in epsilon or [self.epsilon]:
+        epsilons = _validate.numbers("epsilon", epsilon)
+        for number in epsilons or [epsilon]:
             _validate.positive("epsilon", number)
         _validate.one_of("accountant", self.accountant, (*budget.ACCOUNTANTS, "pure", "zcdp"))
         if self.accountant == "pure":
@@ -245,7 +246,7 @@ class Budget:
         _validate.flag("allow_unsound", self.allow_unsound)
         _validate.assign(
             self,
-            epsilon=epsilon or float(self.epsilon),  # type: ignore[arg-type]
+            epsilon=epsilons or float(epsilon),
             delta=delta,
             reserve=_validate.probability("reserve", self.reserve),
         )

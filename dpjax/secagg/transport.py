@@ -123,7 +123,7 @@ class SecureSums:
         skip: bool = False,
         spent: Sequence[int] = (),
         limits: tcp.Limits | None = None,
-        journal: str | os.PathLike[str] | None = None,
+        journal: _files.PathLike | None = None,
     ) -> None:
         if not isinstance(terms, Terms):
             raise ValueError(f"terms is {_validate.shown(terms)}; give terms_of(plan.noise.code)")
@@ -363,7 +363,7 @@ class Journal:
             else.
     """
 
-    def __init__(self, path: str | os.PathLike[str], terms: bytes) -> None:
+    def __init__(self, path: _files.PathLike, terms: bytes) -> None:
         if not isinstance(path, str | os.PathLike) or not str(path).strip():
             raise ValueError(f"journal is {_validate.shown(path)}; name a file, or None")
         self.path = Path(path)

@@ -28,6 +28,8 @@ _Norm = Literal["l2", "l1"]
 
 _Records = Any
 """A user's own pytree of arrays [B, ...], a record each."""
+_Count = int | None
+"""Of records or agents; None is no limit, or not known."""
 _Padding = Bool[Array, " b"] | None
 """True where a slot holds no record; None where all do."""
 _Loss = Callable[[Params, _Records, _Records], Float[Array, ""]]
@@ -281,7 +283,7 @@ def per_agent(
     rule = _Rule(method, per_layer, norm)
 
     def update(updates: Updates, params: Params) -> Updates:
-        agents: int | None = None
+        agents: _Count = None
         for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
             if agents is None and jnp.ndim(leaf):
                 agents = len(leaf)
@@ -315,7 +317,7 @@ def examples(x: _Records, y: _Records, is_padding: _Padding) -> int:
     return int(size)
 
 
-def _at_once(params: Params, examples: int) -> int | None:
+def _at_once(params: Params, examples: int) -> _Count:
     """How many examples to differentiate at once; None is all."""
     size = max(1, _size(jax.tree.leaves(params)))
     if jax.default_backend() != "cpu" or examples * size <= _CACHED:
@@ -330,7 +332,7 @@ def per_example(
     clip_norm: float,
     *,
     method: Clipping = "flat",
-    microbatch: int | None = None,
+    microbatch: _Count = None,
     encode: _Encoder | None = None,
     per_layer: bool = False,
 ) -> _Sum:
@@ -411,7 +413,7 @@ def wide_per_example(
     loss_fn: _Loss,
     clip_norm: float,
     method: Clipping,
-    microbatch: int | None,
+    microbatch: _Count,
     encode: _Encoder | None,
     per_layer: bool,
 ) -> _Sum:
@@ -429,7 +431,7 @@ def wide_per_example(
         x: _Records,
         y: _Records,
         is_padding: _Padding = None,
-        records: int | None = None,
+        records: _Count = None,
     ) -> Updates:
         size = examples(x, y, is_padding)
         params = jax.tree.map(jnp.asarray, params)
@@ -500,7 +502,7 @@ def lowered(clip_norm: float, tree: Updates, count: int, error: float | None = N
 
 def _in_passes(
     part: Callable[[_Records, _Records, _Padding], Updates],
-    size: int | None,
+    size: _Count,
     x: _Records,
     y: _Records,
     is_padding: _Padding,
@@ -559,7 +561,7 @@ def clipped_sum(
     *,
     method: Clipping = "flat",
     per_layer: bool = False,
-    microbatch: int | None = None,
+    microbatch: _Count = None,
 ) -> _Sum:
     """`per_example` for a model that knows its gradients' norms.
 
@@ -620,7 +622,7 @@ def clipped_sum(
 
 
 def wide_clipped_sum(
-    weighted: Any, clip_norm: float, method: Clipping, per_layer: bool, microbatch: int | None
+    weighted: Any, clip_norm: float, method: Clipping, per_layer: bool, microbatch: _Count
 ) -> _Sum:
     """`clipped_sum` before it is rounded, in float64; arguments as there, checked.
 
@@ -629,7 +631,7 @@ def wide_clipped_sum(
     """
 
     def fn(
-        params: Params, x: Array, y: Array, is_padding: _Padding = None, records: int | None = None
+        params: Params, x: Array, y: Array, is_padding: _Padding = None, records: _Count = None
     ) -> Updates:
         count = examples(x, y, is_padding)
         total_count = count if records is None else records
@@ -673,7 +675,7 @@ def wide_clipped_sum(
 
 
 def weighted_share(
-    weighted: Any, params: Params, x: _Records, count: int, microbatch: int | None
+    weighted: Any, params: Params, x: _Records, count: int, microbatch: _Count
 ) -> float:
     """The share of the clip norm by which rounding of such a sum lowers it, see `rounding_share`.
 
@@ -701,7 +703,7 @@ def _like(weighted: Any, params: Params) -> Updates:
     return weighted.like(params) if _packaged(weighted) else params
 
 
-def _pass_size(weighted: Any, params: Params, x: Array) -> int | None:
+def _pass_size(weighted: Any, params: Params, x: Array) -> _Count:
     return weighted.at_once(params, x) if _packaged(weighted) else None
 
 
