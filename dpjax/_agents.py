@@ -22,7 +22,7 @@ AGENTS = "agents"
 """The one axis of a mesh of devices."""
 
 
-def apart(function: _Function, *trees: Tree) -> Tree:
+def vmap_isolated(function: _Function, *trees: Tree) -> Tree:
     """`jax.vmap` of a function of one record, or agent, none of which reaches another's result.
 
     Mapped, the gradient by the kernels of a convolution in groups is one whose batch is in groups.
@@ -61,7 +61,7 @@ def _has_groups(program: Any) -> bool:
 
 
 def each_agent(function: _Function, *trees: Tree, sequential: bool = False) -> Tree:
-    """`apart` of a function of one agent; agents over devices stay there.
+    """`vmap_isolated` of a function of one agent; agents over devices stay there.
 
     A compiler that divides a vmap over devices gathers all agents' images for a convolution.
 
@@ -74,7 +74,8 @@ def each_agent(function: _Function, *trees: Tree, sequential: bool = False) -> T
     def in_turn(*trees: Tree) -> Tree:
         return jax.lax.map(lambda agent: function(*agent), trees)
 
-    return _each_device(in_turn if sequential else functools.partial(apart, function), *trees)
+    mapped = in_turn if sequential else functools.partial(vmap_isolated, function)
+    return _each_device(mapped, *trees)
 
 
 def one_by_one(params: Tree) -> bool:

@@ -38,7 +38,7 @@ __all__ = [
     "Aggregator",
     "Amplification",
     "Answer",
-    "Counted",
+    "CountedRecords",
     "Draw",
     "Emission",
     "Exchange",
@@ -80,6 +80,8 @@ Carry: TypeAlias = Tree
 
 Counts: TypeAlias = Int[np.ndarray, " n"]
 """Numbers of records, one an agent."""
+
+_Names: TypeAlias = tuple[str, ...]
 
 _Strategy: TypeAlias = Float[np.ndarray, "t t"]
 """C over rounds."""
@@ -248,7 +250,7 @@ class Query(Protocol):
     """
 
     @property
-    def metrics(self) -> tuple[str, ...]:
+    def metrics(self) -> _Names:
         """Names of its metrics."""
 
     def __call__(
@@ -408,7 +410,7 @@ class Aggregator(Protocol):
         return False
 
     @property
-    def whole(self) -> bool:
+    def integers_only(self) -> bool:
         """Whether it adds up integers alone, as `Privatizer.opened` decodes them."""
         return False
 
@@ -861,9 +863,9 @@ class Amplification(abc.ABC):
         ('zero_out_record',)
     """
 
-    relations: ClassVar[tuple[str, ...]] = ("zero_out_record",)
-    attackers: ClassVar[tuple[str, ...]] = ("outsider",)
-    gradients: ClassVar[tuple[str, ...]] = ("any",)
+    relations: ClassVar[_Names] = ("zero_out_record",)
+    attackers: ClassVar[_Names] = ("outsider",)
+    gradients: ClassVar[_Names] = ("any",)
     remedy: ClassVar[str] = "give a covariance over agents that is fresh in every round"
 
     @property
@@ -983,7 +985,7 @@ class Sampler(_Part, Protocol):
         """
 
 
-class Counted(Sampler):
+class CountedRecords(Sampler):
     """A sampler that must know the most records of an agent, in its field ``records``.
 
     Example:

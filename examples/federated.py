@@ -10,7 +10,6 @@ import argparse
 
 import flax.linen as nn
 import jax
-import numpy as np
 import optax
 
 import dpjax as dp
@@ -51,28 +50,32 @@ def main() -> None:
             optimizer=dp.optimizers.Chain(adam, 0.02, uses_noise=True),
             rounds=CLIENTS,
         )
-        plans[name] = made = dp.make_plan(config, network)
-        result = dp.run(made, task, seeds=range(3))
-        found = result.metrics["test_accuracy"][-1]
+        plans[name] = plan = dp.make_plan(config, network)
+        result = dp.run(plan, task, seeds=range(3))
+        accuracies = result.metrics["test_accuracy"][-1]
         entries = sum(leaf.size for leaf in jax.tree.leaves(result.model(seed=0)))
-        sent = entries if method.sketch is None else method.sketch.k
-        print(f"{name:12} accuracy {np.mean(found):.3f}, {4 * sent:,} bytes a client sends a turn")
+        size = entries if method.sketch is None else method.sketch.k
+        print(
+            f"{name:12} accuracy {accuracies.mean():.3f}, {4 * size:,} bytes a client sends a turn"
+        )
     print(plans["DOME"].guarantee.statement())
 
-    made, sums = plans["DOME"], []
-    carry = local_transport(made)  # in place of a network: what the server would receive
+    plan = plans["DOME"]
+    sums = []
+    carry = local_transport(plan)  # in place of a network: what the server would receive
 
     def transport(message, round):
         sums.append(carry(message, round))
         return sums[-1]
 
     transport.colluders = carry.colluders  # what its sums withstand
-    dp.run(made, task, seeds=[0], transport=transport)
-    server, client = Feed(Replica(made, task)), Replica(made, task)
+    dp.run(plan, task, seeds=[0], transport=transport)
+    server = Feed(Replica(plan, task))
+    client = Replica(plan, task)
     for received in sums:
         server.publish(received)
-    taken = client.follow(server)
-    print(f"a client who missed all {len(sums)} rounds receives {taken:,} bytes to have the model")
+    size = client.follow(server)
+    print(f"a client who missed all {len(sums)} rounds receives {size:,} bytes to have the model")
     print(f"and the sketch ({4 * entries * (40 + 2):,} bytes); the model alone has {4 * entries:,}")
 
 

@@ -76,7 +76,7 @@ class Site:
 def rounds_of(design, data, secret_of, rounds):
     """The sites after so many rounds."""
     groups = design["seed_group"]
-    sites = [Site(design, i, *held, secret_of[groups[i]]) for i, held in enumerate(data)]
+    sites = [Site(design, i, *records, secret_of[groups[i]]) for i, records in enumerate(data)]
     for _ in range(rounds):
         messages = np.stack([site.message() for site in sites])  # A network carries these.
         for site in sites:
@@ -99,8 +99,8 @@ def train(path, rounds=None, seed=0):
     # What privacy costs. This protects nobody: run it on data that are public or made up.
     free = rounds_of({**design, "factor": 0 * design["factor"]}, data, secret_of, rounds)
     x = rng.normal(size=(2000, 6))
-    for label, *both in zip(design["labels"], sites, free, strict=True):
-        private, bare = (np.mean((x @ site.model > 0) == (x @ truth > 0)) for site in both)
+    for label, *pair in zip(design["labels"], sites, free, strict=True):
+        private, bare = (np.mean((x @ site.model > 0) == (x @ truth > 0)) for site in pair)
         print(f"{label}: accuracy {private:.3f}, without noise {bare:.3f}")
     return sites
 

@@ -13,7 +13,7 @@ from dpjax.accounting import gdp
 from dpjax.accounting.loss import AmplifiedLoss, draw_ratios, draw_sensitivity
 from dpjax.data import split
 from dpjax.models.linear import Linear
-from dpjax.protocols import Amplification, Counted, Draw
+from dpjax.protocols import Amplification, CountedRecords, Draw
 
 SHARE = 1 / 4
 
@@ -63,7 +63,7 @@ class Coin(Amplification):
 
 
 @dataclasses.dataclass(frozen=True)
-class OneCoin(Counted):
+class OneCoin(CountedRecords):
     """Every record is in all rounds with probability q, else in none."""
 
     records: int | None = None

@@ -50,7 +50,7 @@ from dpjax import _numerics, _validate
 from dpjax.accounting import gdp, rounding
 from dpjax.accounting.arrays import Floats, Indices, Matrix, Numbers, Pattern, Vector
 from dpjax.accounting.loss import AmplifiedLoss, checked_delta, draw_ratios, draw_sensitivity
-from dpjax.protocols import Amplification, Counted, Draw, SampledNoise, SampledTarget
+from dpjax.protocols import Amplification, CountedRecords, Draw, SampledNoise, SampledTarget
 
 __all__ = ["BallsInBins", "BinLoss"]
 
@@ -217,7 +217,7 @@ class Bins(Amplification):
 
 
 @dataclass(frozen=True)
-class BallsInBins(Counted):
+class BallsInBins(CountedRecords):
     """Every record is in one bin, drawn once, and takes part in every b-th round.
 
     Batches vary in size. Where a batch is larger than the capacity, it is computed in several

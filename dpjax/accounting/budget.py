@@ -47,7 +47,7 @@ Accountant = Literal["gdp", "rdp", "paper"]
 
 RELATIONS = get_args(Relation)
 """Neighbouring relations: all data of one agent replaced; one record, or all records of one client,
-replaced or zeroed out. Clients take turns at an agent's place, with one record a turn."""
+replaced or zeroed out. Clients fill an agent's cohort slot in turn, with one record a turn."""
 
 ACCOUNTANTS = get_args(Accountant)
 """How (epsilon, delta) and mu are joined; see the module."""
@@ -97,7 +97,7 @@ def unit(relation: Relation) -> Literal["agent", "record", "client"]:
 def clips(relation: Relation) -> Literal["agent", "record"]:
     """Of what the gradient is clipped under a relation.
 
-    A client stands at an agent's place in a round, so that its gradient is the agent's there.
+    A client fills an agent's cohort slot in a round, and its gradient is then the agent's.
 
     Args:
         relation: One of `RELATIONS`.
@@ -522,8 +522,8 @@ def remaining(total: Any, spent: Sequence[Any]) -> Remaining:
         ...     epsilon=2.0, delta=1e-5, mu=0.49, relation="replace_record", attacker="outsider",
         ...     rounds=100, clip_norm=1.0, accountant="gdp", release=False,
         ... )
-        >>> left = budget.remaining(total, [first])
-        >>> round(left.epsilon, 3), round(left.mu, 3)
+        >>> rest = budget.remaining(total, [first])
+        >>> round(rest.epsilon, 3), round(rest.mu, 3)
         (2.111, 0.526)
     """
     # Whether there will be releases is not known yet: what they take is left out.

@@ -107,8 +107,8 @@ def energies(
         >>> from dpjax.accounting import dense, kalman
         >>> from dpjax.mechanism.participation import Participation
         >>> once = Participation(2, 1, 2)
-        >>> found = dense.energies(np.eye(2), 2 * np.eye(2), once)
-        >>> kalman.pattern_sums(found.values, once).tolist()  # 1 / 2^2
+        >>> energies = dense.energies(np.eye(2), 2 * np.eye(2), once)
+        >>> kalman.pattern_sums(energies.values, once).tolist()  # 1 / 2^2
         [0.25]
     """
     rounds = participation.rounds

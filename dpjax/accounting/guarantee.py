@@ -60,10 +60,10 @@ class Guarantee(Record):
                 f"phases and the total have epsilons of {sorted(counts)} agents; state them for "
                 "the agents that stay, by survivors(departed)"
             )
-        theirs = _joined_all(self.phases).fields()
+        joined_fields = _joined_all(self.phases).fields()
         count = _validate.counted(len(self.phases), "phase")
         for name, value in self.fields().items():
-            other = theirs[name]
+            other = joined_fields[name]
             if name not in _OF_TOTAL and value != other:
                 raise ValueError(f"{name} is {value!r}, and {other!r} of its {count}")
         # One number stands for all agents where none has a budget of its own.
@@ -78,9 +78,9 @@ class Guarantee(Record):
                 f"{self.delta:g}); plan the next one for what budget.remaining(total, spent) leaves"
             )
         for name in ("added_epsilon", "added_delta"):
-            if theirs[name] > getattr(self, name):
+            if joined_fields[name] > getattr(self, name):
                 raise ValueError(
-                    f"{name} of {count} is {theirs[name]:.3g}, more than the "
+                    f"{name} of {count} is {joined_fields[name]:.3g}, more than the "
                     f"{getattr(self, name):.3g} that the total keeps for noise of finite "
                     "precision; give Budget(..., reserve=...), fewer rounds or a smaller model"
                 )

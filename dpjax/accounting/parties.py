@@ -195,7 +195,7 @@ def range_text(values: Any, digits: int = 6) -> str:
     return largest if min(values) == max(values) else f"{smallest} to {largest} by agent"
 
 
-def whose(record: Record) -> str:
+def epsilon_owner(record: Record) -> str:
     """Whose epsilon a single number is, where agents' differ."""
     unequal = min(record.per_agent_epsilon or (record.epsilon,)) < record.epsilon
     return ", at the agent with the largest epsilon" if unequal else ""
@@ -325,8 +325,8 @@ def _others(record: Record) -> list[_Row]:
     if shared and phases(record) > 1:
         why = f"in some phase {why}"
     if secrets == "group":
-        mine = (f"{ANOTHER} of its own group", False, why)
-        return [mine, (f"{ANOTHER} of another group", True, _OTHER_GROUP)]
+        own_group = (f"{ANOTHER} of its own group", False, why)
+        return [own_group, (f"{ANOTHER} of another group", True, _OTHER_GROUP)]
     protected = secrets == "own" or (secrets == "shares" and record.colluders > 0)
     return [(ANOTHER, protected, why)]
 

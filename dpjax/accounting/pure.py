@@ -87,15 +87,15 @@ def mu_of_steps(step_sizes: ArrayLike, deviations: ArrayLike, gradient_gap: floa
     return _summed(_of_steps(step_sizes, deviations, gradient_gap), 2)
 
 
-def epsilon_of_sensitivities(moves: ArrayLike, scales: ArrayLike) -> float:
-    """Return the pure loss of messages of one or several variables: the sum of moves over scales.
+def epsilon_of_sensitivities(sensitivities: ArrayLike, scales: ArrayLike) -> float:
+    """Return the pure loss of messages of one or several variables: sensitivities over scales.
 
     Guarantee: epsilon-DP against whoever sees all messages, if message k moves by at most the given
         amounts in L1 norm, the messages before it given (``dpjax.contrib.moves``); never
         below the exact sum.
 
     Args:
-        moves: [K] or [K, P] L1 moves of the P variables of each message.
+        sensitivities: [K] or [K, P] in L1 norm, of the P variables of each message.
         scales: [K] or [K, P] Laplace scales, or one that broadcasts.
 
     Returns:
@@ -106,20 +106,20 @@ def epsilon_of_sensitivities(moves: ArrayLike, scales: ArrayLike) -> float:
 
     Example:
         >>> from dpjax.accounting import pure
-        >>> moves = [[0.0, 1.0], [0.5, 2.0]]  # of models and trackers, in two messages
-        >>> round(pure.epsilon_of_sensitivities(moves, scales=[[1.0, 4.0], [1.0, 4.0]]), 6)
+        >>> sensitivities = [[0.0, 1.0], [0.5, 2.0]]  # of models and trackers, in two messages
+        >>> round(pure.epsilon_of_sensitivities(sensitivities, [[1.0, 4.0], [1.0, 4.0]]), 6)
         1.25
     """
-    return _summed(_of_moves(moves, scales), 1)
+    return _summed(_of_sensitivities(sensitivities, scales), 1)
 
 
-def mu_of_sensitivities(moves: ArrayLike, deviations: ArrayLike) -> float:
+def mu_of_sensitivities(sensitivities: ArrayLike, deviations: ArrayLike) -> float:
     """Return the Gaussian-DP loss of messages of one or several variables.
 
-    Guarantee: as `epsilon_of_sensitivities`, for Gaussian noise and moves in L2 norm: mu-GDP.
+    Guarantee: as `epsilon_of_sensitivities`, for Gaussian noise and L2 norms: mu-GDP.
 
     Args:
-        moves: [K] or [K, P] L2 moves.
+        sensitivities: [K] or [K, P] in L2 norm.
         deviations: [K] or [K, P] standard deviations, or one that broadcasts.
 
     Returns:
@@ -133,7 +133,7 @@ def mu_of_sensitivities(moves: ArrayLike, deviations: ArrayLike) -> float:
         >>> round(pure.mu_of_sensitivities([[3.0, 4.0]], deviations=1.0), 6)
         5.0
     """
-    return _summed(_of_moves(moves, deviations), 2)
+    return _summed(_of_sensitivities(sensitivities, deviations), 2)
 
 
 def _nonnegative(name: str, value: ArrayLike, dimensions: int) -> Numbers:
@@ -158,9 +158,9 @@ def _of_steps(step_sizes: ArrayLike, scales: ArrayLike, gradient_gap: float) -> 
     return _quotients(steps[: len(scales) - 1], gap, scales[1:])
 
 
-def _of_moves(moves: ArrayLike, scales: ArrayLike) -> Numbers:
+def _of_sensitivities(sensitivities: ArrayLike, scales: ArrayLike) -> Numbers:
     """Return [K, P] quotients."""
-    moved = _nonnegative("moves", moves, 2)
+    moved = _nonnegative("sensitivities", sensitivities, 2)
     scales = _nonnegative("scales", scales, 2)
     rows = moved.reshape(len(moved) if moved.ndim else 1, -1)
     columns = scales[:, None] if scales.ndim == 1 and len(scales) > 1 else scales
@@ -168,8 +168,8 @@ def _of_moves(moves: ArrayLike, scales: ArrayLike) -> Numbers:
         spread = np.broadcast_to(columns, rows.shape)
     except ValueError:
         raise ValueError(
-            f"scales has shape {scales.shape} for moves {moved.shape}; give one a message, one a "
-            "message and variable, or one number"
+            f"scales has shape {scales.shape} for sensitivities {moved.shape}; give one a message, "
+            "one a message and variable, or one number"
         ) from None
     return _quotients(rows, 1.0, spread)
 

@@ -83,8 +83,8 @@ def dsgd(
         >>> from dpjax.accounting import views
         >>> from dpjax.mechanism.participation import Participation
         >>> from dpjax.topology import graphs, mixing
-        >>> seen = views.dsgd(mixing.metropolis_hastings(graphs.ring(4))).ldp()
-        >>> seen.gdp(Participation(9, 9, 1)).round(3)
+        >>> view = views.dsgd(mixing.metropolis_hastings(graphs.ring(4))).ldp()
+        >>> view.gdp(Participation(9, 9, 1)).round(3)
         array([3., 3., 3., 3.])
     """
     schedule = _validate.stochastic("mixing", mixing, ("row",))
@@ -125,8 +125,8 @@ def muffliato(mixing: ArrayLike, gossip_steps: int, **options: Any) -> LinearAlg
         >>> from dpjax.accounting import views
         >>> from dpjax.mechanism.participation import Participation
         >>> from dpjax.topology import graphs, mixing
-        >>> seen = views.muffliato(mixing.metropolis_hastings(graphs.ring(4)), gossip_steps=3).ldp()
-        >>> seen.gdp(Participation(3, 1, 1)).round(3)
+        >>> view = views.muffliato(mixing.metropolis_hastings(graphs.ring(4)), gossip_steps=3).ldp()
+        >>> view.gdp(Participation(3, 1, 1)).round(3)
         array([1., 1., 1., 1.])
     """
     return dsgd(mixing, gossip_steps=gossip_steps, **options)
@@ -153,8 +153,8 @@ def decor(
         >>> from dpjax.accounting import views
         >>> from dpjax.mechanism.participation import Participation
         >>> from dpjax.topology import graphs, mixing
-        >>> seen = views.decor(mixing.metropolis_hastings(graphs.ring(4))).ldp()
-        >>> seen.gdp(Participation(4, 4, 1)).round(3)
+        >>> view = views.decor(mixing.metropolis_hastings(graphs.ring(4))).ldp()
+        >>> view.gdp(Participation(4, 4, 1)).round(3)
         array([1.366, 1.366, 1.366, 1.366])
     """
     variance = _validate.positive("variance", variance)
@@ -233,8 +233,8 @@ def zip_dl(
     Example:
         >>> from dpjax.accounting import views
         >>> from dpjax.topology import graphs, mixing
-        >>> seen = views.zip_dl(mixing.metropolis_hastings(graphs.ring(4))).pndp([0])
-        >>> gradients, noise = seen.materialize(rounds=3)
+        >>> view = views.zip_dl(mixing.metropolis_hastings(graphs.ring(4))).pndp([0])
+        >>> gradients, noise = view.materialize(rounds=3)
         >>> gradients.shape
         (9, 12)
     """
@@ -294,9 +294,9 @@ def linear(
     Example:
         >>> import numpy as np
         >>> from dpjax.accounting import views
-        >>> one, none = np.ones((1, 1)), np.zeros((1, 1))
-        >>> seen = views.linear(none, none, none, none, J=one, D=2 * one)
-        >>> [part.tolist() for part in seen.materialize(rounds=2)]
+        >>> unit, zero = np.ones((1, 1)), np.zeros((1, 1))
+        >>> view = views.linear(zero, zero, zero, zero, J=unit, D=2 * unit)
+        >>> [part.tolist() for part in view.materialize(rounds=2)]
         [[[1.0, 0.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 2.0]]]
     """
     model = Model.of(F, Gamma, Sigma, H, J, D)

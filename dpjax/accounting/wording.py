@@ -125,7 +125,7 @@ def _accounting(record: Record) -> str:
     text = f"; {rule}{loss.size_text()}"
     if record.accountant in ("rdp", "paper"):
         text += f", exact epsilon = {up(record.exact_epsilon)}"
-    text += parties.whose(record) + loss.caveat
+    text += parties.epsilon_owner(record) + loss.caveat
     if record.unsound:
         text += " (the stated epsilon is FALSE, the exact one holds)"
     if record.release:
@@ -195,7 +195,7 @@ def caption(record: Record, digits: int = 4) -> str:
     # Rules that are not exact are followed by what is.
     if record.unsound or record.accountant in ("rdp", "paper"):
         false = "FALSE: " if record.unsound else ""
-        largest = "largest " if parties.whose(record) else ""
+        largest = "largest " if parties.epsilon_owner(record) else ""
         text += f" [{false}{largest}exact epsilon {up(record.exact_epsilon, digits)}]"
     text += f" per {record.unit} ({record.relation}"
     if record.gradient_gap is not None:
@@ -309,7 +309,7 @@ def records(record: Record, attacker: str = "the same attacker") -> str:
         numbers += f" ({which}: odds may change by more than e^{parties.VACUOUS:g})"
     return (
         " A person with several records is protected less, at the same delta and against "
-        f"{attacker}{parties.whose(record)}: {numbers}."
+        f"{attacker}{parties.epsilon_owner(record)}: {numbers}."
     )
 
 

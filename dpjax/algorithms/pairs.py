@@ -210,8 +210,8 @@ class DiffTVAB(GradientTracking):
 
     Example:
         >>> from dpjax.algorithms.pairs import DiffTVAB
-        >>> moves = DiffTVAB().sensitivity(lambda apart: 1.0, [0.5, 0.25], 1, None)
-        >>> moves.tolist()
+        >>> shifts = DiffTVAB().sensitivity(lambda distance: 1.0, [0.5, 0.25], 1, None)
+        >>> shifts.tolist()
         [[0.0, 1.0], [0.5, 2.0]]
     """
 

@@ -138,8 +138,9 @@ class Tracking(ModelSent):
 
     Example:
         >>> from dpjax.algorithms.tracking import Tracking
-        >>> moves = Tracking(beta=1e3).sensitivity(lambda apart: 2.0, [0.5, 0.25, 0.125], 1, None)
-        >>> moves.ravel().tolist()
+        >>> steps = [0.5, 0.25, 0.125]
+        >>> shifts = Tracking(beta=1e3).sensitivity(lambda distance: 2.0, steps, 1, None)
+        >>> shifts.ravel().tolist()
         [0.0, 1.0, 0.5]
     """
 

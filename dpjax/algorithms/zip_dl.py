@@ -71,7 +71,7 @@ class ZipDL(Networked):
 
     Example:
         >>> from dpjax.algorithms.zip_dl import ZipDL
-        >>> ZipDL().sensitivity(lambda apart: 2.0, steps=[0.1], divisor=8, mixing=None)
+        >>> ZipDL().sensitivity(lambda distance: 2.0, steps=[0.1], divisor=8, mixing=None)
         array([[0.025]])
     """
 

@@ -125,9 +125,9 @@ def certified(
         >>> from dpjax.mechanism import temporal
         >>> from dpjax.mechanism.participation import Participation
         >>> participation = Participation(8, 2, 4)
-        >>> few = bands.toeplitz(np.ones((1, 1)), participation, bands=2)
+        >>> banded = bands.toeplitz(np.ones((1, 1)), participation, bands=2)
         >>> gram = temporal.workload_gram(np.ones((1, 1)), 8)
-        >>> round(bands.certified(few, gram, participation).gap, 2)
+        >>> round(bands.certified(banded, gram, participation).gap, 2)
         0.31
     """
     value = objective(strategy, gram, participation)

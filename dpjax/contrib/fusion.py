@@ -91,8 +91,8 @@ def make(
 
     Example:
         >>> from dpjax.contrib import fusion
-        >>> made = fusion.make(agents=100, seed=0)
-        >>> made.matrices.shape, made.hessians.shape, made.minimiser.shape
+        >>> costs = fusion.make(agents=100, seed=0)
+        >>> costs.matrices.shape, costs.hessians.shape, costs.minimiser.shape
         ((100, 3, 2), (100, 2, 2), (2,))
     """
     n = _validate.integer("agents", agents)
@@ -180,7 +180,7 @@ def optimal_parts(
     gradient_gap: float,
     rounds: int,
     shape: Literal["any", "smooth", "pulses"] = "any",
-    apart: bool = True,
+    init_per_agent: bool = True,
     **options: Any,
 ) -> Parts:
     """Tracking whose steps and Laplace noise make the error of the last models small.
@@ -196,7 +196,7 @@ def optimal_parts(
         gradient_gap: How far gradients of neighbours are assumed to be apart in L1.
         rounds: Rounds T.
         shape: Steps that go down smoothly, a few long ones with averaging between, or the better.
-        apart: As in `problem`, which the error is of.
+        init_per_agent: As in `problem`, which the error is of.
         options: More of `dpjax.contrib.schedules.optimal`.
 
     Returns:
@@ -218,7 +218,7 @@ def optimal_parts(
     _check(costs)
     best = schedules.optimal(
         mixing, costs.hessians, costs.linear, epsilon, gradient_gap, rounds, shape=shape,
-        start_variance=float(apart), **options,
+        start_variance=float(init_per_agent), **options,
     )  # fmt: skip
     steps = best.schedule.step_sizes
     scales = best.schedule.scales
@@ -231,7 +231,7 @@ def optimal_parts(
 def problem(
     costs: Fusion,
     *,
-    apart: bool = True,
+    init_per_agent: bool = True,
     dtype: Literal["float32", "float64"] = "float32",
 ) -> Problem:
     """Agents' costs f_i(x) = |v_i - M_i x|^2 + omega |x|^2, each agent's its one record.
@@ -241,7 +241,8 @@ def problem(
 
     Args:
         costs: Of measurements, from `make`.
-        apart: True where every agent starts from a draw of N(0, I) of its own; False from zero.
+        init_per_agent: True where every agent starts from a draw of N(0, I) of its own; False
+            from zero.
         dtype: Of data and models; "float64" where JAX's x64 flag is on.
 
     Returns:
@@ -268,7 +269,7 @@ def problem(
     agents, measurements, dimension = costs.matrices.shape
     flat = costs.matrices.reshape(agents, measurements * dimension)
     rows = np.arange(agents, dtype=np.int32)
-    start = _starts(dimension, dtype, _validate.flag("apart", apart))
+    start = _starts(dimension, dtype, _validate.flag("init_per_agent", init_per_agent))
     # Each agent has one record: its matrix and its values, side by side.
     records = np.concatenate([flat, costs.values], axis=1).astype(dtype)
     labels = np.zeros(agents, dtype)
@@ -284,7 +285,7 @@ def problem(
         minimiser,
         "sensor fusion",
         evaluation_data="public",
-        init_per_agent=apart,
+        init_per_agent=init_per_agent,
     )
 
 

@@ -36,20 +36,24 @@ class Images(NamedTuple):
     model: nn.Module
     params: Any = None
 
-    def problem(self, train: Any, test: Any, copies: int = 0, **options: Any) -> Problem:
+    def problem(
+        self, train: Any, test: Any, augmentation_multiplicity: int = 0, **options: Any
+    ) -> Problem:
         """Return the one agent's problem.
 
         Args:
             train: Images and classes trained on.
             test: Images and classes measured on.
-            copies: Random variants of an image, shifted, and mirrored but for digits, averaged
-                before the clip; 0 has none.
+            augmentation_multiplicity: Random variants of an image, shifted, and mirrored but for
+                digits, averaged before the clip; 0 has none.
             options: More of `dpjax.learning.supervised.supervised`.
         """
         # A mirrored digit is another sign.
         shifted = augmentation.Shift(2, "zeros")
         augment = shifted if self.dataset in _DIGITS else augmentation.standard
-        options |= {"augment": augment, "augmentation_multiplicity": copies} if copies else {}
+        if augmentation_multiplicity:
+            options["augment"] = augment
+            options["augmentation_multiplicity"] = augmentation_multiplicity
         options |= {} if self.params is None else {"params": self.params}
         shard = partition.iid(len(train[1]), 1, 0)
         return supervised(

@@ -209,8 +209,8 @@ def normalised(
 
     Example:
         >>> x, noise = np.random.default_rng(0).normal(size=(2, 5, 500, 1))
-        >>> found = normalised(x, x + 0.1 * noise, seed=0, permutations=19)
-        >>> found.value > 0.3, found.null.maximum_quantile < 0.05, found.null.p_value
+        >>> estimates = normalised(x, x + 0.1 * noise, seed=0, permutations=19)
+        >>> estimates.value > 0.3, estimates.null.maximum_quantile < 0.05, estimates.null.p_value
         (True, True, 0.05)
     """
     x, y = _checked(x, y)

@@ -72,7 +72,7 @@ class Masked(Trusted):
     degree: int | None = None
     seed: int = 0
 
-    whole = True
+    integers_only = True
 
     def __post_init__(self) -> None:
         """Check the number of neighbours."""

@@ -74,8 +74,8 @@ def moved(
         >>> import numpy as np
         >>> from dpjax.contrib import replay
         >>> rule = replay.DescentRule(np.ones((1, 1)), [0.5, 0.25, 0.125], start=np.zeros((1, 1)))
-        >>> found = replay.moved(rule, lambda x: x, lambda x: x + 1, np.zeros((3, 1, 1, 1)))
-        >>> found[:, 0, 0].tolist()
+        >>> distance = replay.moved(rule, lambda x: x, lambda x: x + 1, np.zeros((3, 1, 1, 1)))
+        >>> distance[:, 0, 0].tolist()
         [0.0, 0.5, 0.25]
     """
     noise = _validate.finite_array("noise", noise, ndim=4)
@@ -116,8 +116,8 @@ class DescentRule:
         >>> mixing, steps, start = np.full((2, 2), 0.5), [1.0, 1.0, 1.0], np.zeros((2, 1))
         >>> rule = replay.DescentRule(mixing, steps, start, own_state="true")
         >>> shift, noise = np.array([[1.0], [0.0]]), np.zeros((3, 2, 1, 1))
-        >>> found = replay.moved(rule, lambda x: 0 * x, lambda x: 0 * x + shift, noise)
-        >>> found[:, :, 0].tolist()
+        >>> distance = replay.moved(rule, lambda x: 0 * x, lambda x: 0 * x + shift, noise)
+        >>> distance[:, :, 0].tolist()
         [[0.0, 0.0], [1.0, 0.0], [1.5, 0.0]]
     """
 
@@ -209,8 +209,8 @@ def measured(messages: Any, neighbours: Any, *, confidence: float = 0.95) -> Mea
         >>> import numpy as np
         >>> from dpjax.contrib import replay
         >>> noise = np.random.default_rng(0).normal(size=(20_000, 2))
-        >>> found = replay.measured(2 * noise, 2 * noise + [1.0, 0.0])
-        >>> found.low < 0.5 < found.high, round(found.mu, 2)
+        >>> distance = replay.measured(2 * noise, 2 * noise + [1.0, 0.0])
+        >>> distance.low < 0.5 < distance.high, round(distance.mu, 2)
         (True, 0.5)
     """
     share = _validate.probability("confidence", confidence)

@@ -41,11 +41,11 @@ class Estimate:
 
     Example:
         >>> from dpjax.engine.estimate import Estimate
-        >>> one = Estimate(
+        >>> estimate = Estimate(
         ...     memory=300, limit=1000, in_use=200, added=100, setup_seconds=2.0,
         ...     round_seconds=0.01, rounds=100, runs=1,
         ... )
-        >>> one.seconds
+        >>> estimate.seconds
         3.0
     """
 

@@ -14,7 +14,14 @@ from dpjax import _numerics, _validate
 from dpjax.data.partition import blocks, local
 from dpjax.engine import keys, program
 from dpjax.engine.arguments import Plans, Problems, Seeds
-from dpjax.engine.processes import RunMemory, agent_mesh, mine, place, place_own, without_padding
+from dpjax.engine.processes import (
+    RunMemory,
+    agent_mesh,
+    own_devices,
+    place,
+    place_own,
+    without_padding,
+)
 from dpjax.engine.step import Data, Statics, first_leaves
 from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
@@ -339,7 +346,7 @@ def _by_device(
     xs = []
     ys = []
     for problem, (_, rows) in zip(problems, layouts, strict=True):
-        own_rows = np.pad(rows[mine(mesh)], ((0, 0), (0, length - rows.shape[1]))).ravel()
+        own_rows = np.pad(rows[own_devices(mesh)], ((0, 0), (0, length - rows.shape[1]))).ravel()
         if problem.local:
             own_rows = np.searchsorted(local(problem.partition), own_rows)
         xs.append(problem.x[own_rows])

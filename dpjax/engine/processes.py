@@ -129,7 +129,7 @@ def _over_agents(mesh: Mesh, axis: int) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*[None] * axis, AGENTS))
 
 
-def mine(mesh: Mesh | None) -> list[int]:
+def own_devices(mesh: Mesh | None) -> list[int]:
     """Which of a mesh's devices are this process's; None is one device."""
     if mesh is None:
         return [0]
@@ -148,7 +148,7 @@ def place_own(array: np.ndarray, mesh: Mesh | None, axis: int) -> Array:
         return jnp.asarray(array)
     # Devices have parts of one length, so their number says the length of all.
     shape = list(array.shape)
-    shape[axis] = shape[axis] // len(mine(mesh)) * mesh.size
+    shape[axis] = shape[axis] // len(own_devices(mesh)) * mesh.size
     sharding = _over_agents(mesh, axis)
     return jax.make_array_from_process_local_data(sharding, _host(array), tuple(shape))
 

@@ -163,8 +163,9 @@ def run(
         ...     protect=protect.Protect("replace_agent", clip_norm=1000.0), rounds=50,
         ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
         ... )
-        >>> made = plan.make(config, mixing.metropolis_hastings(graphs.complete(6)))
-        >>> result = run(made, quadratics(6), seeds=range(2), eval_every=25)
+        >>> network = mixing.metropolis_hastings(graphs.complete(6))
+        >>> noiseless = plan.make(config, network)
+        >>> result = run(noiseless, quadratics(6), seeds=range(2), eval_every=25)
         >>> result.metrics["mean_gap"].shape
         (2, 2, 1)
         >>> [f"{gap:.2f}" for gap in result.metrics["mean_gap"][-1].ravel()]

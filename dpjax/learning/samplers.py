@@ -14,7 +14,7 @@ from dpjax.accounting.arrays import Pattern
 from dpjax.accounting.balls_in_bins import BallsInBins
 from dpjax.accounting.sampled import CoinFlips
 from dpjax.data import batches
-from dpjax.protocols import Counted, Counts, Draw, Sampler
+from dpjax.protocols import CountedRecords, Counts, Draw, Sampler
 
 __all__ = ["BallsInBins", "Clients", "Cyclic", "Full", "Poisson", "Random"]
 
@@ -128,7 +128,7 @@ class Random(_Sampler):
 
 
 @dataclass(frozen=True)
-class Full(Counted, _Sampler):
+class Full(CountedRecords, _Sampler):
     """All records, in every round; agents with fewer than the most have padding.
 
     Where records are protected, every agent's sum is divided by ``records``, the largest number
@@ -256,7 +256,7 @@ class Clients(_Dealt):
 
 
 @dataclass(frozen=True)
-class Poisson(Counted, _Sampler):
+class Poisson(CountedRecords, _Sampler):
     """Every record is in a batch with probability ``expected / count_i``, apart from all others.
 
     With a ``separation`` b records are dealt to b groups, record r to r mod b, and those of group

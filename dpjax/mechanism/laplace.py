@@ -231,8 +231,8 @@ def geometric(
 
     Example:
         >>> from dpjax.mechanism import laplace
-        >>> made = laplace.geometric(1.0, 1.0, gamma=0.001, q1=0.97, q2=0.99, rounds=100)
-        >>> round(made.spent, 6), made.scales.shape
+        >>> schedule = laplace.geometric(1.0, 1.0, gamma=0.001, q1=0.97, q2=0.99, rounds=100)
+        >>> round(schedule.spent, 6), schedule.scales.shape
         (0.867408, (100,))
         >>> round(laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 1000, printed=True).spent, 4)
         1.0101

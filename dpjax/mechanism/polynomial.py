@@ -83,8 +83,8 @@ class PolynomialNoise:
         >>> from dpjax.mechanism import polynomial
         >>> from dpjax.topology import graphs, mixing
         >>> W = mixing.metropolis_hastings(graphs.ring(100), sparse=True)
-        >>> made = polynomial.design_polynomial(W, 1.0, degree=4)
-        >>> made.degree, round(made.gap, 2)
+        >>> design = polynomial.design_polynomial(W, 1.0, degree=4)
+        >>> design.degree, round(design.gap, 2)
         (4, 0.05)
     """
 

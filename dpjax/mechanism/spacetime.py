@@ -103,8 +103,8 @@ def design(
         >>> from dpjax.mechanism.participation import Participation
         >>> from dpjax.topology import graphs, mixing
         >>> weights = mixing.metropolis_hastings(graphs.ring(6))
-        >>> made = spacetime.design(weights, Participation(4, 2, 2))
-        >>> round(float(made.value), 3), made.converged
+        >>> design = spacetime.design(weights, Participation(4, 2, 2))
+        >>> round(float(design.value), 3), design.converged
         (14.19, True)
     """
     tolerance = _validate.positive("tolerance", tolerance)

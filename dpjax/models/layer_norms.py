@@ -435,7 +435,7 @@ class Gradients:
         def differentiated(x: Array, y: Array) -> Updates:
             return jax.grad(example, (0, 1), has_aux=True)(plain, zeros, x, y)
 
-        (gradients, derivatives), inputs = _agents.apart(differentiated, x, y)
+        (gradients, derivatives), inputs = _agents.vmap_isolated(differentiated, x, y)
         formed = {}
         for number, gradient in enumerate(gradients):
             if gradient is not None:

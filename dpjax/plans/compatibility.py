@@ -382,7 +382,7 @@ def check_parts(config: Any) -> None:
         f"optimizer is {optimizer}, which uses the noise's variance, but {unknown}: make the "
         "optimizer with a variance that you know, uses_noise=False": uses_noise and unknown,
         f"method has aggregate {aggregate}, which adds up whole numbers: give noise "
-        "dp.noise.Discrete, or algorithms.exchange.Trusted": getattr(aggregate, "whole", 0)
+        "dp.noise.Discrete, or algorithms.exchange.Trusted": getattr(aggregate, "integers_only", 0)
         and not config.integer_encoded,
     }
     _validate.refuse(refusals)

@@ -32,8 +32,8 @@ class Protect(Threat):
         relation: Neighbouring relation, no default: "replace_agent" (all data of one agent; the
             agent's mini-batch gradient is clipped), "replace_record" or "zero_out_record" (every
             record's gradient is clipped, and their sum released), "replace_client" or
-            "zero_out_client" (the same, and all records of one of the clients who take turns at
-            an agent's place are protected together: samplers.Clients).
+            "zero_out_client" (the same, and all records of one of the clients who fill an agent's
+            cohort slot in turn are protected together: samplers.Clients).
         clip_norm: Clip norm C of what is clipped. Leave it out where ``gradient_gap`` is assumed.
         attacker: "outsider", who sees every message on every link; "node", any single agent, who
             sees the messages that it receives and knows its own gradients and noise; "coalition",

@@ -60,7 +60,7 @@ class _Scheduled:
     temporal = True
     kind: ClassVar[noise_.Kind]
     total: ClassVar[Callable[..., float]]
-    """``total(moves, scales)``: epsilon or mu of all rounds together."""
+    """``total(sensitivities, scales)``: epsilon or mu of all rounds together."""
     _spent = staticmethod(Budget.spent)
     """``_spent(budget, totals)``: what agents lose by a budget's accountant."""
 
@@ -114,7 +114,7 @@ class _Scheduled:
             ValueError: For one epsilon an agent, an accountant or a
                 norm of other noise, or scales that float32 cannot hold.
         """
-        moves = sensitivities(target)
+        moves = _sensitivities_of(target)
         profile = self.relative(target.rounds)
         if not (moves > 0).any():
             raise ValueError(
@@ -136,13 +136,13 @@ class _Scheduled:
             noise = self.at(scale, profile, moves)
         return noise
 
-    def at(self, scale: float, profile: np.ndarray, moves: np.ndarray) -> "_ScheduledNoise":
+    def at(self, scale: float, profile: np.ndarray, sensitivities: np.ndarray) -> "_ScheduledNoise":
         """The noise of a largest scale, rounded up to float32.
 
         Args:
             scale: The largest of a round.
             profile: [T] scales over it.
-            moves: [T, parts] how far the payload moves.
+            sensitivities: [T, parts] how far the payload moves.
 
         Raises:
             ValueError: For scales that float32 noise cannot have.
@@ -154,7 +154,7 @@ class _Scheduled:
         scales[low] = np.nextafter(scales[low], np.float32(np.inf))
         for extreme in (scales.max(), scales[scales > 0].min(initial=np.inf)):  # 0 is no noise.
             _validate.spread("scale", float(extreme))
-        return _ScheduledNoise(self, scales, moves)
+        return _ScheduledNoise(self, scales, sensitivities)
 
 
 @dataclass(frozen=True)
@@ -227,12 +227,12 @@ class _ScheduledNoise(Calibrated):
     Attributes:
         part: The design.
         scales: [T] float32.
-        moves: [T, parts] how far the private payload moves, in the design's norm.
+        sensitivities: [T, parts] how far the private payload moves, in the design's norm.
     """
 
     part: _Scheduled
     scales: Float[np.ndarray, " t"]
-    moves: Float[np.ndarray, "t parts"]
+    sensitivities: Float[np.ndarray, "t parts"]
 
     secrets = "own"
 
@@ -255,7 +255,7 @@ class _ScheduledNoise(Calibrated):
 
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses, its moves those of the target."""
-        total = self.part.total(sensitivities(target), self.scales.astype(np.float64))
+        total = self.part.total(_sensitivities_of(target), self.scales.astype(np.float64))
         return self.part._spent(target.budget, np.full(target.agents, total))
 
     def privatizer(self, target: Target) -> Privatizer:
@@ -278,7 +278,7 @@ def _lost(
     return noise_.lost(payload, scale, kind)
 
 
-def sensitivities(target: Target) -> Float[np.ndarray, "t parts"]:
+def _sensitivities_of(target: Target) -> Float[np.ndarray, "t parts"]:
     """How far one agent's private payload moves in each round, in the norm of its clip.
 
     Given all messages before: what the method says of it, and of one that emits answers of the
@@ -349,4 +349,4 @@ def cost(config: Config, mixing: Mixing, scale: float, *, counts: Counts | None 
     target = Target(config, mixing, counts)
     scale = _validate.positive("scale", scale)
     profile = part.relative(target.rounds)
-    return float(np.max(part.at(scale, profile, sensitivities(target)).loss(target).epsilon))
+    return float(np.max(part.at(scale, profile, _sensitivities_of(target)).loss(target).epsilon))

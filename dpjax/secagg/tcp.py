@@ -58,7 +58,7 @@ class Limits:
 
     Example:
         >>> from dpjax.secagg import tcp
-        >>> tcp.Limits(enrol=5.0, stage=10.0, send=1.0).whole
+        >>> tcp.Limits(enrol=5.0, stage=10.0, send=1.0).total
         51.0
     """
 
@@ -72,7 +72,7 @@ class Limits:
             _validate.positive(field.name, getattr(self, field.name))
 
     @property
-    def whole(self) -> float:
+    def total(self) -> float:
         """The longest that a client takes part: every stage there is, every message of it."""
         return self.enrol + 4 * self.stage + 6 * self.send
 
@@ -159,9 +159,9 @@ class Listener:
         >>> async def sum_of(rows):
         ...     terms = Terms(len(rows), len(rows[0]), bits=32, bound=100, corrupt=0, dropout=0)
         ...     async with tcp.Listener(terms) as listener:
-        ...         at = "127.0.0.1", listener.port
-        ...         joined = [tcp.join(terms, np.array(row), *at) for row in rows]
-        ...         return (await asyncio.gather(listener.aggregate(), *joined))[0].values
+        ...         address = "127.0.0.1", listener.port
+        ...         clients = [tcp.join(terms, np.array(row), *address) for row in rows]
+        ...         return (await asyncio.gather(listener.aggregate(), *clients))[0].values
         >>> asyncio.run(sum_of([[1, 2], [3, -4], [5, 6]]))
         array([9, 4])
     """
@@ -298,7 +298,7 @@ class Listener:
             self._silent[task] = None
             self._connections[task] = None
             # No connection outlasts the longest aggregation.
-            async with asyncio.timeout(self.limits.whole):
+            async with asyncio.timeout(self.limits.total):
                 await self._enrolling.wait()
                 server = self._connections[task] = self._server
                 assert server is not None
@@ -388,8 +388,8 @@ async def join(
         >>> async def total_of(rows):
         ...     terms = Terms(len(rows), len(rows[0]), bits=32, bound=100, corrupt=0, dropout=0)
         ...     async with tcp.Listener(terms) as listener:
-        ...         at = "127.0.0.1", listener.port
-        ...         clients = [tcp.join(terms, np.array(row), *at) for row in rows]
+        ...         address = "127.0.0.1", listener.port
+        ...         clients = [tcp.join(terms, np.array(row), *address) for row in rows]
         ...         return (await asyncio.gather(listener.aggregate(), *clients))[1]
         >>> asyncio.run(total_of([[1, 2], [3, -4], [5, 6]])).values.tolist()
         [9, 4]
@@ -404,7 +404,7 @@ async def join(
     except Rejected as error:
         reason = str(error)
     except TimeoutError:
-        reason = f"no sum within {limits.whole:g} seconds"
+        reason = f"no sum within {limits.total:g} seconds"
     except EOFError:
         reason = "the server ended the connection"
     except (OSError, UnicodeError) as error:
@@ -427,7 +427,7 @@ async def take_part(
     """
     writer = None
     try:
-        async with asyncio.timeout(limits.whole):
+        async with asyncio.timeout(limits.total):
             reader, writer = await asyncio.open_connection(host, port)
             while answers is None or answers > 0:
                 message = decoded(await read_frame(reader, _most_bytes(client.terms)))

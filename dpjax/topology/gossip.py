@@ -61,8 +61,8 @@ class Neighbours:
         >>> tables = gossip.neighbours(ring, np.float32)
         >>> tables.senders[0][:3].tolist()
         [[0, 1, 299], [0, 1, 2], [1, 2, 3]]
-        >>> one = gossip.mix(tables, np.eye(300, 1, dtype=np.float32))
-        >>> np.asarray(one)[:3, 0].round(2)
+        >>> mixed = gossip.mix(tables, np.eye(300, 1, dtype=np.float32))
+        >>> np.asarray(mixed)[:3, 0].round(2)
         array([0.33, 0.33, 0.  ], dtype=float32)
     """
 

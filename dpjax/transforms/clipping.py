@@ -445,7 +445,7 @@ def wide_per_example(
             return _clip(gradient, bound, rule)
 
         def part(x: _Records, y: _Records, is_padding: _Padding) -> Updates:
-            terms = _agents.apart(of_record, x, y)
+            terms = _agents.vmap_isolated(of_record, x, y)
             if is_padding is not None:
                 # A padded record adds exactly zero, whatever its gradient is.
                 terms = _numerics.masked(is_padding, jnp.zeros_like, terms)

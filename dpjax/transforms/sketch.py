@@ -229,7 +229,7 @@ def update(
     sound = jnp.isfinite(_dot(gradient, gradient))
     gradient = jnp.where(sound, gradient, 0)
     if as_published:
-        rows, weights = _printed(sketch, gradient)
+        rows, weights = _published_step(sketch, gradient)
     else:
         rows, weights = _rank_one(sketch, gradient, forgetting)
     # A gradient that is not finite leaves what is known as it was.
@@ -380,7 +380,7 @@ def _rank_one(sketch: Sketch, gradient: _Vector, forgetting: float) -> tuple[_Ro
     return _polished(turned), weights
 
 
-def _printed(sketch: Sketch, gradient: _Vector) -> tuple[_Rows, _Weights]:
+def _published_step(sketch: Sketch, gradient: _Vector) -> tuple[_Rows, _Weights]:
     """The paper's step; in the first round QR invents k - 1 directions, and these get weights."""
     outer = jnp.outer(gradient, _dot(gradient, sketch.basis))
     weighted = sketch.basis * sketch.weights

@@ -48,7 +48,7 @@ def test_sensitivity_and_unit_follow_the_relation():
     assert budget.clipped_sensitivity("zero_out_record", 0.5) == 0.5
     units = ["agent", "record", "record", "client", "client"]
     assert [budget.unit(relation) for relation in budget.RELATIONS] == units
-    # A client stands at an agent's place: its gradient is the agent's there.
+    # A client fills an agent's cohort slot: its gradient is then the agent's.
     clips = ["agent", "record", "record", "agent", "agent"]
     assert [budget.clips(relation) for relation in budget.RELATIONS] == clips
     for invalid in ("replace", "", None, "add_or_remove"):

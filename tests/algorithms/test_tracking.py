@@ -222,7 +222,7 @@ FEW = (0, 2, 3, 4, 6)
 def test_no_pair_of_clipped_agents_moves_farther_than_stated(method, part, matrix):
     training_plan = plan.make(config(method, part), matrix)
     task = fusion.problem(MADE)
-    largest = np.zeros_like(training_plan.noise.moves)
+    largest = np.zeros_like(training_plan.noise.sensitivities)
     for seed in range(4):
         # Another agent's data altogether, its gradient as far as the clip lets it be.
         random = np.random.default_rng(seed)
@@ -232,17 +232,17 @@ def test_no_pair_of_clipped_agents_moves_farther_than_stated(method, part, matri
         result = empirical_sensitivity(training_plan, task, other, seeds=(seed,))
         assert not np.delete(result, 2, axis=2).any()
         largest = np.maximum(largest, result[0, :, 2])
-    assert (largest <= training_plan.noise.moves * (1 + 1e-4) + 1e-6).all()
+    assert (largest <= training_plan.noise.sensitivities * (1 + 1e-4) + 1e-6).all()
     # And the bound is no idle one: somewhere it is nearly met.
-    assert (largest > 0.2 * training_plan.noise.moves).any()
+    assert (largest > 0.2 * training_plan.noise.sensitivities).any()
 
 
 def test_one_round_late_is_what_messages_are():
     """The first message knows no gradient; the second carries the first step."""
     training_plan = plan.make(config(Tracking(5.0), ScheduledLaplace(0.9)), MATRIX)
-    assert training_plan.noise.moves[0, 0] == 0
-    np.testing.assert_allclose(training_plan.noise.moves[1, 0], 0.01 * 1.0, rtol=1e-5)
-    np.testing.assert_allclose(training_plan.noise.moves[2, 0], 0.01 * 0.8, rtol=1e-5)
+    assert training_plan.noise.sensitivities[0, 0] == 0
+    np.testing.assert_allclose(training_plan.noise.sensitivities[1, 0], 0.01 * 1.0, rtol=1e-5)
+    np.testing.assert_allclose(training_plan.noise.sensitivities[2, 0], 0.01 * 0.8, rtol=1e-5)
 
 
 def test_an_assumed_gap_suffices_for_gradients_at_messages():
@@ -283,8 +283,8 @@ def test_smooth_costs_move_within_their_assumed_smoothness(method):
         config(method, ScheduledLaplace(0.9), protect=protection, optimizer=optimizer), MATRIX
     )
     result = empirical_sensitivity(training_plan, task, other, seeds=(0,))[0, :, 2]
-    assert (result <= training_plan.noise.moves * (1 + 1e-3) + 2e-4).all()
-    assert (result > 0.1 * training_plan.noise.moves).any()
+    assert (result <= training_plan.noise.sensitivities * (1 + 1e-3) + 2e-4).all()
+    assert (result > 0.1 * training_plan.noise.sensitivities).any()
 
 
 def test_references_and_methods_without_noise_refuse_it():
@@ -352,11 +352,11 @@ def test_what_two_variables_move_lets_signs_cancel(slope):
     uneven[0, 1:] = 0.45
     uneven[1, ::2] = 0.25
     uneven[2, :2] = 0.1
-    sensitivity = PPDOAGT().sensitivity(lambda apart: 1 + slope * apart, steps, 1.0, uneven)
+    sensitivity = PPDOAGT().sensitivity(lambda distance: 1 + slope * distance, steps, 1.0, uneven)
     each = [pp_doagt(steps, 1.0, number, slope) for number in (0.1, 0.5, 0.8)]
     np.testing.assert_allclose(sensitivity, np.max(each, axis=0), rtol=1e-5)
     # By sizes alone, as under weights that change by round.
-    bounded = PPDOAGT().sensitivity(lambda apart: 1 + slope * apart, steps, 1.0, uneven[None])
+    bounded = PPDOAGT().sensitivity(lambda distance: 1 + slope * distance, steps, 1.0, uneven[None])
     assert (sensitivity[2:, 0] < 0.9 * bounded[2:, 0]).all() and bounded[-1, 0] > 2 * sensitivity[
         -1, 0
     ]

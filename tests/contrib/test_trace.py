@@ -97,7 +97,7 @@ def test_messages_are_counted_by_number_byte_and_link():
 @pytest.mark.slow
 def test_agents_may_start_apart_in_any_method():
     task = fusion.problem(fusion.make(N, seed=0))
-    alike = fusion.problem(fusion.make(N, seed=0), apart=False)
+    alike = fusion.problem(fusion.make(N, seed=0), init_per_agent=False)
     for item, spread in ((task, True), (alike, False)):
         first = trace(
             made(batch_size=1), item, seeds=(0, 1), read=lambda passed: passed.before.models

@@ -274,7 +274,7 @@ def test_the_own_loop_page_states_a_total_over_a_departure(tmp_path, monkeypatch
         text = " ".join(str(file["how_to_use"]).split())
         assert float(file["epsilon"]) == 10.0 and file["rounds"] == 30 and file["phase"] == 2
     epsilon = options["second"].guarantee.epsilon
-    assert epsilon == pytest.approx(options["left"].epsilon)
+    assert epsilon == pytest.approx(options["rest"].epsilon)
     assert f"This is phase 2. Its own rounds cost epsilon = {up(epsilon)} at delta" in text
     assert "the total of all phases, epsilon = 10" in text and "at most 30 rounds" in text
     assert "Sites start from the models with which phase 1 ended" in text and "zeros" not in text

@@ -96,7 +96,7 @@ def test_methods_move_as_far_as_tables_of_them_say(method, name):
     training_plan = plan.make(config(method=method, protect=clipped), MATRIX)
     own = {"pp_doagt": float(np.diagonal(MATRIX).max())}.get(name, 0.0)
     table = moves_.moves(name, GAMMA * Q1 ** np.arange(T), 2.0, own)
-    mine = training_plan.noise.moves
+    mine = training_plan.noise.sensitivities
     assert (table <= mine * (1 + 1e-9)).all()
     if name != "pp_doagt":
         np.testing.assert_allclose(mine, table, rtol=1e-5)
@@ -467,7 +467,7 @@ def test_shifts_of_the_audit_are_those_of_replayed_messages(method, shifts):
     np.testing.assert_allclose(result[:, 0], GAP * np.array(shifts), rtol=1e-3, atol=1e-6)
     assert not result[:, 1].any()
     np.testing.assert_allclose(
-        training_plan.noise.moves[:, 0], 1000 * GAP * np.array(shifts), rtol=1e-5
+        training_plan.noise.sensitivities[:, 0], 1000 * GAP * np.array(shifts), rtol=1e-5
     )
 
 
