@@ -11,11 +11,16 @@ import jax.custom_batching
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from dpjax.protocols import Tree
 
 __all__ = ()
+
+Scalar: TypeAlias = Float[Array, ""]
+Integer: TypeAlias = Int[Array, ""]
+Words: TypeAlias = UInt32[Array, "..."]
+WordPair: TypeAlias = tuple[Words, Words]
 
 # --- Threefry ---
 # Written out so that compilers fuse it with what follows: on a CPU JAX hashes in a loop that
@@ -26,14 +31,12 @@ __all__ = ()
 
 THREEFRY = "threefry2x32"
 
-_Words: TypeAlias = UInt32[Array, "..."]
-
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
 
 @functools.partial(jax.jit, inline=True)
-def threefry(key: PRNGKeyArray, high: _Words, low: _Words) -> tuple[_Words, _Words]:
+def threefry(key: PRNGKeyArray, high: Words, low: Words) -> WordPair:
     """The two words of the hash of every counter.
 
     Args:
@@ -168,7 +171,7 @@ def one_lapack_thread() -> Any:
     return _pools().limit(limits=1, user_api="blas")
 
 
-def through_memory(first: _Words, second: _Words) -> tuple[_Words, _Words]:
+def through_memory(first: Words, second: Words) -> WordPair:
     """Two words of each hash, as one array: compilers would hash for each word and use otherwise.
 
     Args:
@@ -309,17 +312,17 @@ def sum_levels(size: int) -> tuple[int, int]:
     return length, -(-size // length)
 
 
-def square_sum(flat: Float[Array, " d"]) -> Float[Array, ""]:
+def square_sum(flat: Float[Array, " d"]) -> Scalar:
     """Sum of squares with rounding error below (length + number) ulp whatever the order."""
     return _summed(jnp.square(flat))
 
 
-def absolute_sum(flat: Float[Array, " d"]) -> Float[Array, ""]:
+def absolute_sum(flat: Float[Array, " d"]) -> Scalar:
     """Sum of absolute values with rounding error below (length + number) ulp."""
     return _summed(jnp.abs(flat))
 
 
-def _summed(terms: Float[Array, " d"]) -> Float[Array, ""]:
+def _summed(terms: Float[Array, " d"]) -> Scalar:
     length, number = sum_levels(terms.size)
     if number == 1:
         return jnp.sum(terms)

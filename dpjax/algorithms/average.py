@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax.algorithms.exchange import RoundNumber, Transition, Transmission
+from dpjax._numerics import Scalar
+from dpjax.algorithms.exchange import Transition, Transmission
 from dpjax.protocols import (
     Carry,
     Emission,
@@ -24,6 +24,7 @@ from dpjax.protocols import (
     Timed,
     Updates,
 )
+from dpjax.topology.gossip import RoundNumber
 
 __all__ = ["Average"]
 
@@ -117,7 +118,7 @@ class Average(Method):
     reads_private_models = property(attrgetter("method.reads_private_models"))
     min_entries = property(attrgetter("method.min_entries"))
 
-    def weight(self, round: RoundNumber) -> Float[Array, ""]:
+    def weight(self, round: RoundNumber) -> Scalar:
         """Weight w of the newest models after a round.
 
         Args:

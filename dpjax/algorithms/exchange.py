@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool
 
 from dpjax import _numerics, _validate
 from dpjax.protocols import (
@@ -23,6 +23,7 @@ from dpjax.protocols import (
     Received,
 )
 from dpjax.topology import gossip
+from dpjax.topology.gossip import RoundNumber
 from dpjax.topology.mixing import Mixing
 
 __all__ = ["Gossip", "Server", "Sum", "Trusted"]
@@ -35,8 +36,6 @@ Transition: TypeAlias = tuple[Models, Memory]
 """Models and memory after a round."""
 _Agents: TypeAlias = tuple[int, ...]
 """Agents by number."""
-RoundNumber: TypeAlias = int | Int[Array, ""]
-"""Rounds done before, traced or not."""
 
 
 def beside(weights: Array, leaf: Array) -> Array:

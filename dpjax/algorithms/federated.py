@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int
 
 from dpjax import _validate
+from dpjax._numerics import Integer
 from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Server, Sum, Transition
 from dpjax.protocols import (
@@ -46,7 +46,7 @@ class _ServerMemory(NamedTuple):
     optimizer: optax.OptState
     sketch: Memory
     centre: Updates
-    opened: Int[Array, ""]
+    opened: Integer
 
 
 @dataclass(frozen=True)

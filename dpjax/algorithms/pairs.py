@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from dpjax import _validate
-from dpjax.algorithms.exchange import RoundNumber, Transition, beside
+from dpjax.algorithms.exchange import Transition, beside
 from dpjax.algorithms.tracking import HIDDEN_MODELS, Apart, KeepsMessage, Steps
 from dpjax.protocols import (
     Arrays,
@@ -27,6 +27,7 @@ from dpjax.protocols import (
     Updates,
 )
 from dpjax.topology import gossip
+from dpjax.topology.gossip import RoundNumber
 from dpjax.topology.mixing import Mixing, Stochastic
 
 __all__ = ["PPDOAGT", "DiffTVAB", "GradientTracking"]

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax.algorithms.exchange import RoundNumber, Transition, beside
+from dpjax.algorithms.exchange import Transition, beside
 from dpjax.algorithms.tracking import Apart, Steps
 from dpjax.protocols import (
     Arrays,
@@ -29,6 +29,7 @@ from dpjax.protocols import (
     Updates,
 )
 from dpjax.topology import gossip
+from dpjax.topology.gossip import RoundNumber
 from dpjax.topology.mixing import Mixing, SquareMatrix, Stochastic
 
 __all__ = ["CorrelatedRandomness", "Encrypted"]

@@ -15,13 +15,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax._numerics import Scalar
 from dpjax.protocols import Memory, Models, Updates
 from dpjax.transforms import sketch as sketch_
 from dpjax.transforms.sketch import Frame
 
 __all__ = ["Learned", "LinearSketch"]
 
-Scalar: TypeAlias = Float[Array, ""]
 FlatGradient: TypeAlias = Float[Array, " d"]
 """A gradient of all parameters, in a row."""
 

@@ -27,8 +27,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, UInt32
 
 from dpjax import _numerics, _validate
-from dpjax.algorithms.exchange import RoundNumber, Trusted
+from dpjax.algorithms.exchange import Trusted
 from dpjax.protocols import Message
+from dpjax.topology.gossip import RoundNumber
 
 __all__ = ["Masked", "masked_vectors", "unmasked_sum"]
 

@@ -30,6 +30,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax._numerics import Scalar
 from dpjax.algorithms import sketches
 from dpjax.protocols import Memory, Updates
 
@@ -265,9 +266,7 @@ class Scaled:
         """A of this round with its scale."""
         return ScaledProjection(self.sketch.projection(state.sketch), self.quantile, state.size)
 
-    def noise(
-        self, state: ScaledState, variance: sketches.Scalar, present: sketches.Scalar
-    ) -> sketches.FlatGradient:
+    def noise(self, state: ScaledState, variance: Scalar, present: Scalar) -> sketches.FlatGradient:
         """(a^2 / B) diag(A c^2 A')."""
         return self.projection(state).diagonal() * (variance / present)
 

@@ -24,8 +24,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax._numerics import Scalar
 from dpjax._validate import fixed
-from dpjax.algorithms.sketches import FlatGradient, Projection, Scalar, check_entries
+from dpjax.algorithms.sketches import FlatGradient, Projection, check_entries
 from dpjax.protocols import Memory, Updates
 from dpjax.transforms.sketch import Frame, orthonormal
 from dpjax.transforms.variates import normals, words

@@ -116,7 +116,7 @@ def check_cyclic(
 
 
 def cyclic(
-    round: Int[Array, ""], counts: Int[Any, " n"], batch_size: int, separation: int
+    round: _numerics.Integer, counts: Int[Any, " n"], batch_size: int, separation: int
 ) -> tuple[Int[Array, "n b"], Bool[Array, "n b"]]:
     """Positions of every agent's records of a round, in a fixed order that repeats.
 

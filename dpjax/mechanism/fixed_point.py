@@ -5,15 +5,15 @@ from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
+
+from dpjax._numerics import Integer, Scalar
 
 __all__ = ["LARGEST_SVD"]
 
 _Vector: TypeAlias = Float[Array, " n"]
 _Matrix: TypeAlias = Float[Array, "n n"]
 _Window: TypeAlias = Float[Array, "w n"]
-_Scalar: TypeAlias = Float[Array, ""]
-_Count: TypeAlias = Int[Array, ""]
 _Flag: TypeAlias = Bool[Array, ""]
 _WINDOW = 8
 _LOG_FLOOR = -18.420680743952367  # log(1e-8): multipliers stay above 1e-8 of the largest
@@ -34,16 +34,16 @@ class _Iterate(NamedTuple):
     last_step: _Vector
     steps_x: _Window
     steps_f: _Window
-    stored: _Count  # differences pushed since the window was cleared
+    stored: Integer  # differences pushed since the window was cleared
     fresh: _Flag  # no accepted point since the window was cleared
-    dual: _Scalar
+    dual: Scalar
     best_x: _Vector
-    best_gap: _Scalar
-    since_best: _Count
-    iterations: _Count
+    best_gap: Scalar
+    since_best: Integer
+    iterations: Integer
 
 
-def _evaluate(factor: _Matrix, x: _Vector) -> tuple[_Vector, _Scalar, _Scalar]:
+def _evaluate(factor: _Matrix, x: _Vector) -> tuple[_Vector, Scalar, Scalar]:
     """Return diag(P), the scaled dual value tr(S)^2 / sum(l), and the relative gap at exp(x)."""
     n = x.shape[0]
     multipliers = jnp.exp(x)
@@ -112,8 +112,8 @@ def _advance(factor: _Matrix, state: _Iterate) -> _Iterate:
 def climb(
     factor: _Matrix,
     start: _Vector,
-    tolerance: _Scalar,
-    limit: _Count,
+    tolerance: Scalar,
+    limit: Integer,
 ) -> _Iterate:
     """Climb the dual from ``start``; stop on the gap, on stagnation, or after ``limit`` steps."""
     zeros = jnp.zeros_like(start)

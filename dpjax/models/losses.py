@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from dpjax._numerics import Scalar
+
 __all__ = ["cross_entropy", "logistic", "squared"]
 
 _Numbers = Float[Array, "*b"]
@@ -101,7 +103,7 @@ def _by_class(outputs: Array, labels: Array) -> tuple[Array, Array, Array]:
     return jax.nn.softmax(outputs, axis=-1), member, predicted
 
 
-def auc(outputs: Array, labels: Array) -> Float[Array, ""]:
+def auc(outputs: Array, labels: Array) -> Scalar:
     """Area under the ROC curve, the mean over classes against all others; ties count half.
 
     Classes without records, or with all of them, are left out.
@@ -137,7 +139,7 @@ def auc(outputs: Array, labels: Array) -> Float[Array, ""]:
     return total / jnp.sum(defined).astype(areas.dtype)
 
 
-def f1(outputs: Array, labels: Array) -> Float[Array, ""]:
+def f1(outputs: Array, labels: Array) -> Scalar:
     """F1 score, 2 TP / (2 TP + FP + FN): of label +1, or the mean over classes.
 
     Classes without records that no record is taken for are left out, as in scikit-learn.
@@ -161,7 +163,7 @@ def f1(outputs: Array, labels: Array) -> Float[Array, ""]:
     return jnp.sum(scores) / classes.astype(scores.dtype)
 
 
-def balanced_accuracy(outputs: Array, labels: Array) -> Float[Array, ""]:
+def balanced_accuracy(outputs: Array, labels: Array) -> Scalar:
     """Mean over classes of the share of their records that are taken for them.
 
     Args:

@@ -119,7 +119,7 @@ def combined_points(coefficients: Sequence[float] | None, parts: Sequence[Any]) 
 
 def square_bound(
     product: Product, rows: Array, derivative: Float[Array, "t p"], activation: Array | None = None
-) -> Float[Array, ""]:
+) -> _numerics.Scalar:
     """|A' D|^2 of one example as <A A', D D'>, never below the exact value.
 
     Guarantee: what is added covers the rounding of both products and of their sum in any order, of

@@ -13,16 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, DTypeLike, Float, Int
+from jaxtyping import Array, Bool, DTypeLike, Float
 from scipy.sparse import csr_array, issparse
 
 from dpjax import _numerics, _validate
+from dpjax._numerics import Integer
 from dpjax.topology.mixing import Mixing
 
 __all__ = ["Neighbours", "mix"]
 
 _Tree = TypeVar("_Tree")
-_RoundNumber: TypeAlias = Int[Array, ""] | int
+RoundNumber: TypeAlias = Integer | int
 _Values: TypeAlias = Float[Array, "n d"]
 _Numbers: TypeAlias = np.ndarray | Array
 _Tables: TypeAlias = tuple[_Numbers, ...]
@@ -196,7 +197,7 @@ def polynomial(mixing: _Weights, coefficients: Float[Array, " m"], values: _Valu
     return coefficients[0] * values + mix(mixing, current) - before
 
 
-def at(mixing: _Weights, round: _RoundNumber) -> Any:
+def at(mixing: _Weights, round: RoundNumber) -> Any:
     """Return the matrix of a round: ``mixing`` itself, or entry ``round mod P`` of a schedule."""
     if isinstance(mixing, Partitioned):
         return dataclasses.replace(mixing, tables=_tables_at(mixing.tables, round))
@@ -207,7 +208,7 @@ def at(mixing: _Weights, round: _RoundNumber) -> Any:
     return _entry(mixing, round)
 
 
-def _tables_at(tables: Neighbours, round: _RoundNumber) -> Neighbours:
+def _tables_at(tables: Neighbours, round: RoundNumber) -> Neighbours:
     if tables.wide.ndim == 2:
         return tables
     by_round = (tables.senders, tables.weights, tables.wide)
@@ -241,7 +242,7 @@ def combining(
         heard = [agent, *senders[row]]
         weights[:, row, : len(heard)] = rows[:, row, heard]
 
-    def combine(weights: Array, round: _RoundNumber, sent: _Tree, received: _Tree) -> _Tree:
+    def combine(weights: Array, round: RoundNumber, sent: _Tree, received: _Tree) -> _Tree:
         def mixed(own: Array, others: Array) -> Array:
             dtype = _numerics.wide_dtype(own)
             # float32 first, as in a run: its weights are rounded once.
@@ -450,7 +451,7 @@ def _exchanged(mixing: Partitioned, values: Array) -> Array:
     return sharded(mixing.tables, mixing.sends, padded)[: mixing.agents]
 
 
-def _entry(schedule: Array, round: _RoundNumber) -> Array:
+def _entry(schedule: Array, round: RoundNumber) -> Array:
     index = jnp.asarray(round) % schedule.shape[0]
     return jax.lax.dynamic_index_in_dim(jnp.asarray(schedule), index, keepdims=False)
 

@@ -32,7 +32,7 @@ _Count = int | None
 """Of records or agents; None is no limit, or not known."""
 _Padding = Bool[Array, " b"] | None
 """True where a slot holds no record; None where all do."""
-_Loss = Callable[[Params, _Records, _Records], Float[Array, ""]]
+_Loss = Callable[[Params, _Records, _Records], _numerics.Scalar]
 _Encoder = Callable[[Updates], Updates]
 _Sum = Callable[..., Updates]
 """``sum(params, x, y, is_padding=None)``, a tree like params."""
@@ -89,7 +89,7 @@ def _finite(tree: Updates) -> Updates:
     return jax.tree.map(finite, tree)
 
 
-def _norm(tree: Updates, norm: _Norm = "l2") -> Float[Array, ""]:
+def _norm(tree: Updates, norm: _Norm = "l2") -> _numerics.Scalar:
     """Norm of a widened gradient; L2 is infinite beyond 1e19 in float32, where squares overflow."""
     leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree) if leaf.size]
     zero = jnp.zeros((), jnp.float32)

@@ -14,16 +14,15 @@ from typing import NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 from optax import GradientTransformation, Params, Updates
 
 from dpjax import _validate
+from dpjax._numerics import Integer, Scalar
 from dpjax.mechanism import filters
 
 __all__ = ["FILTERS", "NoiseVariance", "lowpass", "passed"]
 
-_Scalar = Float[Array, ""]
-_Round = Int[Array, ""]
 
 FILTERS = filters.PUBLISHED
 """The published filters (b, a) by name (Zhang et al., DOPPLER, Tables 2 and 4)."""
@@ -51,10 +50,10 @@ class NoiseVariance(NamedTuple):
         (0.25, 0.0)
     """
 
-    scale: float | _Scalar
+    scale: float | Scalar
     profile: Float[Array, "t lags"] | None = None
 
-    def __call__(self, round: int | _Round, lag: int = 0) -> float | _Scalar:
+    def __call__(self, round: int | Integer, lag: int = 0) -> float | Scalar:
         """Covariance of a coordinate's noise in a round with that ``lag`` rounds before.
 
         Args:
@@ -70,7 +69,7 @@ class NoiseVariance(NamedTuple):
         return self.scale if lag == 0 else self.scale * 0.0
 
 
-def passed(round: int | _Round, lag: int = 0) -> NoReturn:
+def passed(round: int | Integer, lag: int = 0) -> NoReturn:
     """The ``noise`` of a link whose updates receive it: ``update(..., noise_variance=)``.
 
     The variance of a server's mean depends on the present clients, and with a sketch on the

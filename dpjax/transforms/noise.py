@@ -28,7 +28,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from optax import GradientTransformation, GradientTransformationExtraArgs, Params, Updates
 
 from dpjax import _numerics, _validate
-from dpjax._numerics import double_precision
+from dpjax._numerics import Integer, Scalar, double_precision
 from dpjax.encoding import simulated
 from dpjax.encoding.lattice import SumCode
 from dpjax.topology.links import incidence
@@ -55,9 +55,7 @@ _Past = tuple[tuple[Float[Array, "w n d"], ...], ...]
 """The past noise of a strategy's route, arrays [width, n, entries] for each group."""
 _Added = tuple[list[Array], _Past]
 """Leaves with their noise, and the past noise."""
-_Round = Int[Array, ""]
 _Real = Array | np.ndarray
-_Scalar = Float[Array, ""]
 
 PACK = 65_536
 """The most entries of an agent in leaves that share one draw."""
@@ -78,7 +76,7 @@ class NoiseState(NamedTuple):
     """
 
     key: PRNGKeyArray
-    round: _Round
+    round: Integer
     past: _Past = ()
 
     def __repr__(self) -> str:
@@ -285,7 +283,7 @@ def scheduled(
     return _transformation(key, rounds, add)
 
 
-def lost(payload: Updates, scale: _Scalar, kind: Kind) -> _Scalar:
+def lost(payload: Updates, scale: Scalar, kind: Kind) -> Scalar:
     """Return the probability that the largest entry of a payload is sent without noise.
 
     Floats at an entry are u apart, and noise of less than u/2 leaves the entry unchanged:
@@ -717,7 +715,7 @@ def _transformation(
     return GradientTransformation(init, update)
 
 
-def _check_round(round: _Round, rounds: int) -> None:
+def _check_round(round: Integer, rounds: int) -> None:
     """Refuse a round past the last one, where its number is known (compiled code gives NaN).
 
     Args:
@@ -804,10 +802,10 @@ def _draw(
     dtype: jnp.dtype,
     released: bool,
     rows: AgentRows,
-) -> Callable[[_Round], Array]:
+) -> Callable[[Integer], Array]:
     """Normals of a group by round; they depend on key and round, and not on a vmap."""
 
-    def draw(round: _Round) -> Array:
+    def draw(round: Integer) -> Array:
         # By key and round alone: a resumed run draws the same numbers.
         key_ = _draw_key(key, round, group)
         if released:
@@ -817,12 +815,12 @@ def _draw(
     return draw
 
 
-def _draw_key(key: PRNGKeyArray, round: _Round, group: int) -> PRNGKeyArray:
+def _draw_key(key: PRNGKeyArray, round: Integer, group: int) -> PRNGKeyArray:
     """The key of a group's draw in a round."""
     return _numerics.fold_in(_numerics.fold_in(key, round), group)
 
 
-def _scaled(scale: _Real, drawn: Array, round: _Round) -> Array:
+def _scaled(scale: _Real, drawn: Array, round: Integer) -> Array:
     """A product whose rounding compilers cannot move into the factors or into a sum.
 
     Compilers would round them together, which changes last bits beside a matrix product, and a

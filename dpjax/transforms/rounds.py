@@ -19,9 +19,10 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from dpjax import _validate
+from dpjax._numerics import Integer
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.strategy import Strategy
 
@@ -34,9 +35,8 @@ AGAIN = 2**22
 WIDEST = 32
 """The most bands for which a route keeps noise; beyond it, blocks are faster."""
 _HIGHEST = lax.Precision.HIGHEST
-_Round = Int[Array, ""]
 _Buffers = tuple[Array, ...]
-_Draw = Callable[[_Round], Array]
+_Draw = Callable[[Integer], Array]
 
 
 class Route(NamedTuple):
@@ -68,7 +68,7 @@ class Route(NamedTuple):
             return ()
         return (jnp.zeros((width, *shape), dtype),)
 
-    def step(self, draw: _Draw, buffers: _Buffers, t: _Round) -> tuple[Array, _Buffers]:
+    def step(self, draw: _Draw, buffers: _Buffers, t: Integer) -> tuple[Array, _Buffers]:
         """Noise of round t, from 0, and the past noise after it.
 
         Args:
@@ -99,7 +99,7 @@ class Route(NamedTuple):
         past = lax.dynamic_update_index_in_dim(past, newest, jnp.mod(t, width), 0)
         return value, (past,)
 
-    def _blocked(self, draw: _Draw, buffers: _Buffers, t: _Round) -> tuple[Array, _Buffers]:
+    def _blocked(self, draw: _Draw, buffers: _Buffers, t: Integer) -> tuple[Array, _Buffers]:
         """All past normals, and the coloured noise of the block that t is in."""
         normals, ready = buffers
         inverse = jnp.asarray(self.weights, normals.dtype)

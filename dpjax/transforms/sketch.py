@@ -36,9 +36,10 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from optax import Updates
 
+from dpjax._numerics import Integer, Scalar
 from dpjax.transforms.variates import normals
 
 __all__ = [
@@ -58,8 +59,6 @@ _Columns = Float[Array, "d k"]
 _Rows = Float[Array, "k d"]
 """Directions as rows, whose products are several times as fast on a CPU."""
 _Weights = Float[Array, " k"]
-_Scalar = Float[Array, ""]
-_Count = Int[Array, ""]
 _WIDE = 8
 """From d = 8 k on, random directions are so far from dependent that a Gram matrix serves."""
 
@@ -142,7 +141,7 @@ class Sketch(NamedTuple):
     basis: _Columns
     weights: _Coordinates
     frame: _Columns
-    kept: _Count
+    kept: Integer
 
 
 def start(dimension: int, k: int, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Sketch:
@@ -175,7 +174,7 @@ def update(
     forgetting: float = 0.95,
     probes: int = 4,
     share: float = 0.99,
-    floor: float | Float[Array, ""] | None = None,
+    floor: float | Scalar | None = None,
     narrow: bool | Bool[Array, ""] = False,
     as_published: bool = False,
 ) -> Sketch:
@@ -327,7 +326,7 @@ def _orthonormal(rows: _Rows) -> _Rows:
     return _polished(_dot(inverse, rows))
 
 
-def _unit(vector: _Vector) -> tuple[_Vector, _Scalar]:
+def _unit(vector: _Vector) -> tuple[_Vector, Scalar]:
     """A vector of length 1, and the length that it had."""
     length = jnp.sqrt(_dot(vector, vector))
     return vector / jnp.where(length > 0, length, 1), length
@@ -389,7 +388,7 @@ def _published_step(sketch: Sketch, gradient: _Vector) -> tuple[_Rows, _Weights]
     return basis.T, jnp.sqrt(squares)
 
 
-def _cut(weights: _Weights, share: float, limit: int) -> _Count:
+def _cut(weights: _Weights, share: float, limit: int) -> Integer:
     """How many of the first weights hold a share of their sum, up to a limit."""
     reached = jnp.cumsum(weights)
     goal = np.asarray(share, weights.dtype) * reached[-1]
@@ -399,7 +398,7 @@ def _cut(weights: _Weights, share: float, limit: int) -> _Count:
     return jnp.where(reached[-1] > 0, rank, 0).astype(jnp.int32)
 
 
-def _frame(rows: _Rows, rank: _Count, width: _Count, key: PRNGKeyArray) -> _Rows:
+def _frame(rows: _Rows, rank: Integer, width: Integer, key: PRNGKeyArray) -> _Rows:
     """The first directions of a basis, then probes, then zeros, as rows."""
     k, d = rows.shape
     column = jnp.arange(k, dtype=rank.dtype)[:, None]

@@ -37,15 +37,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _numerics
+from dpjax._numerics import WordPair, Words
 
 __all__ = ["laplaces", "laplaces_of_words", "normals", "normals_of_words"]
 
 AgentRows: TypeAlias = Sequence[int] | None
 _Shape: TypeAlias = tuple[int, int]
-_Words: TypeAlias = UInt32[Array, "..."]
 _Numbers: TypeAlias = Float[Array, "..."]
 
 LARGEST_NORMAL = 5.42
@@ -93,7 +93,7 @@ _FAR = (
 )  # fmt: skip
 
 
-def words(key: PRNGKeyArray, shape: _Shape, rows: AgentRows = None) -> tuple[_Words, _Words]:
+def words(key: PRNGKeyArray, shape: _Shape, rows: AgentRows = None) -> WordPair:
     """The two 32-bit words of the hash of every counter (row, column).
 
     Args:
@@ -105,7 +105,7 @@ def words(key: PRNGKeyArray, shape: _Shape, rows: AgentRows = None) -> tuple[_Wo
     return _numerics.threefry(key, _row_numbers(shape, rows), column)
 
 
-def _row_numbers(shape: tuple[int, ...], rows: AgentRows) -> _Words:
+def _row_numbers(shape: tuple[int, ...], rows: AgentRows) -> Words:
     """The number of its row for every entry of an array."""
     if rows is None:
         return lax.broadcasted_iota(jnp.uint32, shape, 0)
@@ -156,7 +156,7 @@ def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: AgentRows 
     return normals_of_words(bits[:, :columns])
 
 
-def normals_of_words(bits: _Words) -> _Numbers:
+def normals_of_words(bits: Words) -> _Numbers:
     """The float32 normals that the upper 24 bits of words stand for.
 
     Args:
@@ -195,7 +195,7 @@ def laplaces(
     return laplaces_of_words(*words(key, shape, rows), dtype)
 
 
-def laplaces_of_words(high: _Words, low: _Words, dtype: jnp.dtype) -> _Numbers:
+def laplaces_of_words(high: Words, low: Words, dtype: jnp.dtype) -> _Numbers:
     """The Laplace variable that the two words of a hash stand for.
 
     Args:
@@ -221,7 +221,7 @@ def laplaces_of_words(high: _Words, low: _Words, dtype: jnp.dtype) -> _Numbers:
     return _signed(high, magnitude)
 
 
-def _signed(words: _Words, magnitude: _Numbers) -> _Numbers:
+def _signed(words: Words, magnitude: _Numbers) -> _Numbers:
     """A magnitude with the sign of the first bit of a word."""
     return jnp.where(words >> 31 == 1, -magnitude, magnitude)
 
@@ -266,7 +266,7 @@ def release_normals(key: PRNGKeyArray, shape: _Shape) -> _Numbers:
 
 
 def signed_probabilities(
-    high: _Words, low: _Words, finer_high: _Words | None = None, finer_low: _Words | None = None
+    high: Words, low: Words, finer_high: Words | None = None, finer_low: Words | None = None
 ) -> _Numbers:
     """Tail probabilities of words, below zero where the normal is.
 
