@@ -150,9 +150,7 @@ def correlated(
         >>> noisy.sum(axis=0).tolist(), int(state.round)
         ([0.0, 0.0, 0.0], 1)
     """
-    # Rounds are counted in int32, and one more than the last must fit.
-    rounds = _validate.integer("rounds", rounds, maximum=2**31 - 2)
-    _numerics.check_key(key)
+    rounds = _accounted(key, rounds)
     weights = _checked_factor(factor, rows)
     n = weights.shape[0]
     raw = weights.shape[-1]
@@ -255,9 +253,8 @@ def scheduled(
         >>> add.update(states, state)[0].tolist()
         [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
     """
-    rounds = _validate.integer("rounds", rounds, maximum=2**31 - 2)
+    rounds = _accounted(key, rounds)
     draw = _DRAWS[_validate.one_of("kind", kind, tuple(_DRAWS))]
-    _numerics.check_key(key)
     if not isinstance(scales, jax.core.Tracer):
         # float32 scales stay as they are: accounting states the loss of these very numbers.
         dtype = np.float32 if np.asarray(scales).dtype == np.float32 else np.float64
@@ -383,10 +380,9 @@ def zero_sum(
         True
     """
     _validate.one_of("over", over, ("messages", "with_own_copy"))
-    rounds = _validate.integer("rounds", rounds)
+    rounds = _accounted(key, rounds)
     if not isinstance(deviation, jax.core.Tracer):
         deviation = _validate.spread("deviation", deviation)
-    _numerics.check_key(key)
     if np.ndim(sender) != 1 or np.shape(sender) != np.shape(receiver) or not len(sender):
         raise ValueError(
             f"sender has shape {np.shape(sender)}, receiver {np.shape(receiver)}; give one of "
@@ -536,15 +532,17 @@ def pairwise_cancelling(
         n = len(spread)
 
     def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
-        keys = jax.vmap(jax.random.fold_in, (0, None))(state.key, state.round)
+        fold_in = jax.vmap(jax.random.fold_in, (0, None))
+        keys = fold_in(state.key, state.round)
         leaves = []
         for index, (path, leaf) in enumerate(paths):
             _numerics.check_leaf(path, leaf, n, f"the n={n} agents")
             dtype = _numerics.wide_dtype(leaf)
-            draw = functools.partial(_draw_row, index=index, size=leaf.size // n, dtype=dtype)
+            shape = (1, leaf.size // n)
+            draw = functools.partial(variates.normals, shape=shape, dtype=dtype)
             factor = (valid * scale).astype(dtype)
             colour = jnp.asarray(spread, dtype) * factor
-            drawn = jax.vmap(draw)(keys)
+            drawn = jax.vmap(draw)(fold_in(keys, index))
             drawn = drawn.reshape(-1, *leaf.shape[1:])
             noise = jnp.tensordot(colour, drawn, axes=1, precision=_EXACT)
             leaves.append((leaf.astype(dtype) + noise).astype(leaf.dtype))
@@ -594,8 +592,7 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> GradientTransf
         >>> sent.dtype.name, bool(abs(total - 0.5).max() < 0.05)
         ('uint32', True)
     """
-    rounds = _validate.integer("rounds", rounds, maximum=2**31 - 2)
-    _numerics.check_key(key)
+    rounds = _accounted(key, rounds)
 
     def init(payload: Updates) -> NoiseState:
         _entries(code, payload)
@@ -687,9 +684,11 @@ def _check_edges(pairs: np.ndarray, n: int) -> None:
         )
 
 
-def _draw_row(key: PRNGKeyArray, index: int, size: int, dtype: jnp.dtype) -> Array:
-    """One agent's, or link's, normals of a leaf."""
-    return variates.normals(jax.random.fold_in(key, index), (1, size), dtype)[0]
+def _accounted(key: PRNGKeyArray, rounds: int) -> int:
+    """Check a key and return the number of rounds."""
+    _numerics.check_key(key)
+    # Rounds are counted in int32, and one more than the last must fit.
+    return _validate.integer("rounds", rounds, maximum=2**31 - 2)
 
 
 def _transformation(
