@@ -17,6 +17,9 @@ from dpjax.protocols import Tree
 
 __all__ = ()
 
+# Types of arrays that most packages name: one entry, one row, and the words of a hash.
+Shape: TypeAlias = tuple[int, ...]
+FlatVector: TypeAlias = Float[Array, " d"]
 Scalar: TypeAlias = Float[Array, ""]
 Integer: TypeAlias = Int[Array, ""]
 Words: TypeAlias = UInt32[Array, "..."]
@@ -111,7 +114,7 @@ def row_keys(key: PRNGKeyArray, rows: int) -> PRNGKeyArray:
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
 
 
-def check_key(key: Any, name: str = "key", shape: tuple[int, ...] = ()) -> None:
+def check_key(key: Any, name: str = "key", shape: Shape = ()) -> None:
     """Refuse anything but typed threefry keys.
 
     Args:
@@ -312,17 +315,17 @@ def sum_levels(size: int) -> tuple[int, int]:
     return length, -(-size // length)
 
 
-def square_sum(flat: Float[Array, " d"]) -> Scalar:
+def square_sum(flat: FlatVector) -> Scalar:
     """Sum of squares with rounding error below (length + number) ulp whatever the order."""
     return _summed(jnp.square(flat))
 
 
-def absolute_sum(flat: Float[Array, " d"]) -> Scalar:
+def absolute_sum(flat: FlatVector) -> Scalar:
     """Sum of absolute values with rounding error below (length + number) ulp."""
     return _summed(jnp.abs(flat))
 
 
-def _summed(terms: Float[Array, " d"]) -> Scalar:
+def _summed(terms: FlatVector) -> Scalar:
     length, number = sum_levels(terms.size)
     if number == 1:
         return jnp.sum(terms)

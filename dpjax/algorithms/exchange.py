@@ -34,7 +34,7 @@ _Total: TypeAlias = tuple[Message, Array]
 """The sum of messages, and the number of agents in it."""
 Transition: TypeAlias = tuple[Models, Memory]
 """Models and memory after a round."""
-_Agents: TypeAlias = tuple[int, ...]
+AgentNumbers: TypeAlias = tuple[int, ...]
 """Agents by number."""
 
 
@@ -101,8 +101,8 @@ class PerLinkMessages(Exchange):
         [[2.0], [2.0]]
     """
 
-    sender: _Agents
-    receiver: _Agents
+    sender: AgentNumbers
+    receiver: AgentNumbers
 
     def __call__(self, arrays: Arrays, round: RoundNumber, message: Message) -> Received:
         """Combine messages [L, ...] with ``arrays["mixing"]``, [n, n]."""
@@ -158,7 +158,7 @@ class Trusted(Aggregator):
     """
 
     dropouts: int = 0
-    missing: _Agents | tuple[_Agents, ...] = ()
+    missing: AgentNumbers | tuple[AgentNumbers, ...] = ()
 
     sum_only = True
 

@@ -9,33 +9,30 @@ Methods at a server take a sketch as a part (`dpjax.algorithms.federated.Federat
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._numerics import Scalar
+from dpjax._numerics import FlatVector, Scalar
 from dpjax.protocols import Memory, Models, Updates
 from dpjax.transforms import sketch as sketch_
 from dpjax.transforms.sketch import Frame
 
 __all__ = ["Learned", "LinearSketch"]
 
-FlatGradient: TypeAlias = Float[Array, " d"]
-"""A gradient of all parameters, in a row."""
-
 
 class Projection(Protocol):
     """A linear map from a gradient to k numbers, with its adjoint."""
 
-    def encode(self, vector: FlatGradient) -> Array:
+    def encode(self, vector: FlatVector) -> Array:
         """A' g, [k]."""
 
-    def decode(self, coordinates: Array) -> FlatGradient:
+    def decode(self, coordinates: Array) -> FlatVector:
         """A y."""
 
-    def diagonal(self) -> FlatGradient:
+    def diagonal(self) -> FlatVector:
         """diag(A A')."""
 
 
@@ -69,7 +66,7 @@ class LinearSketch(Protocol):
     def projection(self, state: Memory) -> Projection:
         """A of this round."""
 
-    def noise(self, state: Memory, variance: Scalar, present: Scalar) -> FlatGradient:
+    def noise(self, state: Memory, variance: Scalar, present: Scalar) -> FlatVector:
         """The variance of the noise in the decoded mean, by coordinate.
 
         Args:
@@ -170,7 +167,7 @@ class Learned:
         """S_t."""
         return Frame(state.sketch.frame)
 
-    def noise(self, state: _LearnedState, variance: Scalar, present: Scalar) -> FlatGradient:
+    def noise(self, state: _LearnedState, variance: Scalar, present: Scalar) -> FlatVector:
         """(a^2 / B) diag(S_t S_t'), or what the paper prints: a^2 diag(S_t-1 S_t-1').
 
         For q = (1/B) sum (s_i + z_i), z_i ~ N(0, a^2 I_k) and s the mean of the s_i, over the

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from dpjax.algorithms.exchange import PerLinkMessages
+from dpjax.algorithms.exchange import AgentNumbers, PerLinkMessages
 from dpjax.algorithms.tracking import Apart, Steps
 from dpjax.protocols import (
     Emission,
@@ -19,7 +19,7 @@ from dpjax.protocols import (
     Round,
     Updates,
 )
-from dpjax.topology.links import message_pairs
+from dpjax.topology.links import MessageEnds, message_pairs
 from dpjax.topology.mixing import Mixing, SquareMatrix
 
 __all__ = ["ZipDL"]
@@ -34,8 +34,8 @@ class Links(NamedTuple):
         weight: [L] the receiver's weight on the sender.
     """
 
-    sender: Int[np.ndarray, " l"]
-    receiver: Int[np.ndarray, " l"]
+    sender: MessageEnds
+    receiver: MessageEnds
     weight: Float[np.ndarray, " l"]
 
 
@@ -124,8 +124,8 @@ class ZipDLOnLinks(ZipDL, Method):
         receiver: [L] agents.
     """
 
-    sender: tuple[int, ...]
-    receiver: tuple[int, ...]
+    sender: AgentNumbers
+    receiver: AgentNumbers
 
     @property
     def exchange(self) -> PerLinkMessages:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-from jaxtyping import Float
 
 from dpjax import _files, _numerics, _validate, _workers
 from dpjax.accounting.guarantee import Guarantee
@@ -46,7 +45,6 @@ Point: TypeAlias = Mapping[str, Any]
 """The values of a point of a grid, by field."""
 _Work: TypeAlias = Mapping[Path, tuple[Sequence[Config], Sequence[Point]]]
 """Files, and the group of configs that each is of, with their columns."""
-_Mixing: TypeAlias = Float[np.ndarray, "*p n n"]
 
 
 class _Task(NamedTuple):
@@ -59,7 +57,7 @@ class _Task(NamedTuple):
     """
 
     problems: Sequence[Problem]
-    mixing: _Mixing
+    mixing: mixing_.DenseMixing
     options: Mapping[str, Any]
 
 
@@ -150,7 +148,7 @@ class Sweep:
 def sweep(
     config: Config,
     grid: Mapping[str, Sequence[Any]] | Sequence[Point],
-    mixing: _Mixing,
+    mixing: mixing_.DenseMixing,
     problem: Problem | Sequence[Problem],
     *,
     seeds: Sequence[int],

@@ -30,7 +30,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._numerics import Scalar
+from dpjax._numerics import FlatVector, Scalar
 from dpjax.algorithms import sketches
 from dpjax.protocols import Memory, Updates
 
@@ -198,15 +198,15 @@ class ScaledProjection(NamedTuple):
     rule: Quantile
     size: Any
 
-    def encode(self, vector: sketches.FlatGradient) -> Array:
+    def encode(self, vector: FlatVector) -> Array:
         """The vector before the clip."""
         return self.rule.encode(self.size, self.inner.encode(vector))
 
-    def decode(self, coordinates: Array) -> sketches.FlatGradient:
+    def decode(self, coordinates: Array) -> FlatVector:
         """A c y."""
         return self.inner.decode(self.rule.decode(self.size, coordinates))
 
-    def diagonal(self) -> sketches.FlatGradient:
+    def diagonal(self) -> FlatVector:
         """diag(A c^2 A'): the variance of decoded noise over that of a number's."""
         # Noise is multiplied by the scale that decodes it, so its variance by the square.
         return self.inner.diagonal() * jnp.square(self.rule.gain(self.size))
@@ -266,7 +266,7 @@ class Scaled:
         """A of this round with its scale."""
         return ScaledProjection(self.sketch.projection(state.sketch), self.quantile, state.size)
 
-    def noise(self, state: ScaledState, variance: Scalar, present: Scalar) -> sketches.FlatGradient:
+    def noise(self, state: ScaledState, variance: Scalar, present: Scalar) -> FlatVector:
         """(a^2 / B) diag(A c^2 A')."""
         return self.projection(state).diagonal() * (variance / present)
 

@@ -24,9 +24,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._numerics import Scalar
+from dpjax._numerics import FlatVector, Scalar
 from dpjax._validate import fixed
-from dpjax.algorithms.sketches import FlatGradient, Projection, check_entries
+from dpjax.algorithms.sketches import Projection, check_entries
 from dpjax.protocols import Memory, Updates
 from dpjax.transforms.sketch import Frame, orthonormal
 from dpjax.transforms.variates import normals, words
@@ -61,7 +61,7 @@ class CountSketch:
     signs: Int[Array, "rows d"]
     width: int = field(metadata={"static": True})
 
-    def encode(self, vector: FlatGradient) -> _Coordinates:
+    def encode(self, vector: FlatVector) -> _Coordinates:
         """A' g: sums over buckets."""
 
         def row(buckets: Array, signs: Array) -> Array:
@@ -71,14 +71,14 @@ class CountSketch:
         sums = jax.vmap(row)(self.buckets, self.signs)
         return sums.ravel() * self._scale(vector.dtype)
 
-    def decode(self, coordinates: _Coordinates) -> FlatGradient:
+    def decode(self, coordinates: _Coordinates) -> FlatVector:
         """A y: the mean over rows of a coordinate's bucket, by its sign."""
         table = coordinates.reshape(len(self.buckets), self.width)
         entries = jnp.take_along_axis(table, self.buckets, axis=1)
         signed = entries * self.signs.astype(table.dtype)
         return jnp.sum(signed, axis=0) * self._scale(table.dtype)
 
-    def diagonal(self) -> FlatGradient:
+    def diagonal(self) -> FlatVector:
         """diag(A A'), which is 1 everywhere: decoded noise is that of the full dimension."""
         return jnp.ones(self.buckets.shape[1], jnp.result_type(float))
 
@@ -150,7 +150,7 @@ class _Known:
         """The projection of the first round."""
         return state
 
-    def noise(self, state: Memory, variance: Scalar, present: Scalar) -> FlatGradient:
+    def noise(self, state: Memory, variance: Scalar, present: Scalar) -> FlatVector:
         """(a^2 / B) diag(A A')."""
         return state.diagonal() * (variance / present)
 

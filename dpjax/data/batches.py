@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from dpjax import _numerics, _validate
+from dpjax.protocols import Counts
 
 __all__ = ()
 
@@ -15,9 +15,7 @@ __all__ = ()
 _LARGEST = 46_340
 
 
-def check_batch_size(
-    counts: Int[np.ndarray, " n"], batch_size: int, agents: Sequence[str] | None = None
-) -> None:
+def check_batch_size(counts: Counts, batch_size: int, agents: Sequence[str] | None = None) -> None:
     """Refuse a batch size that some agent cannot fill with distinct records.
 
     Args:
@@ -82,7 +80,7 @@ def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Arra
 
 
 def check_cyclic(
-    counts: Int[np.ndarray, " n"],
+    counts: Counts,
     batch_size: int,
     separation: int,
     agents: Sequence[str] | None = None,

@@ -190,7 +190,7 @@ def libsvm(path: Path, features: int | None) -> tuple[Float[np.ndarray, "N d"], 
     return sparse.toarray().astype(np.float32), canonical.as_labels(targets)
 
 
-def bundled(name: str) -> dict[str, np.ndarray]:
+def bundled(name: str) -> canonical.DatasetArrays:
     """Return a data set of scikit-learn, split and standardised.
 
     A fifth of each class is for testing, chosen by a fixed seed: the split is the same for

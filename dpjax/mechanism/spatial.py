@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Float
 from numpy.linalg import inv
 
 from dpjax import _validate
@@ -18,7 +17,7 @@ from dpjax.mechanism import workload
 from dpjax.mechanism.certificate import EPS, Factor, Vector, eigen
 from dpjax.mechanism.factorization import Solution, minimize_trace
 from dpjax.topology.links import adjacency
-from dpjax.topology.mixing import DenseMixing
+from dpjax.topology.mixing import DenseMixing, SquareMatrix
 
 __all__ = [
     "central",
@@ -29,7 +28,6 @@ __all__ = [
     "whisper",
 ]
 
-_Covariance: TypeAlias = Float[np.ndarray, "n n"]
 Bound: TypeAlias = Vector | float
 Subgroups: TypeAlias = Sequence[Sequence[int]] | None
 
@@ -39,7 +37,7 @@ LARGEST_COUPLING = 1e5
 _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
-def independent(mixing: DenseMixing, precision_bound: Bound) -> _Covariance:
+def independent(mixing: DenseMixing, precision_bound: Bound) -> SquareMatrix:
     """Return R = diag(1 / b_i): every agent on its own (local differential privacy).
 
     Example:
@@ -60,7 +58,7 @@ def independent_variances(limits: Vector) -> Vector:
     return np.nextafter(1.0 / limits, np.inf)
 
 
-def central(mixing: DenseMixing, precision_bound: Bound) -> _Covariance:
+def central(mixing: DenseMixing, precision_bound: Bound) -> SquareMatrix:
     """Return R = 11' / (b n^2): a trusted server's noise on the mean, the ideal to compare with.
 
     It breaks [R^-1]_ii <= b (R is singular), and accounting for outsiders refuses it. With
@@ -82,7 +80,7 @@ def central(mixing: DenseMixing, precision_bound: Bound) -> _Covariance:
 
 def pairwise(
     mixing: DenseMixing, precision_bound: Bound, horizon: int | None = None, **options: Any
-) -> _Covariance:
+) -> SquareMatrix:
     """Return R = s I + c L, L the Laplacian of W's support, of least energy under the bound.
 
     With bounds b_i it is s diag(1/b) + c L.
@@ -122,7 +120,7 @@ def whisper(
     weights: Vector | None = None,
     subgroups: Subgroups = None,
     **options: Any,
-) -> _Covariance:
+) -> SquareMatrix:
     """Return the covariance of least noise energy tr(M R) with [R^-1]_ii <= b_i.
 
     Args:
@@ -161,7 +159,7 @@ def solve_whisper(
     *,
     subgroups: Subgroups = None,
     **options: Any,
-) -> tuple[_Covariance, tuple[Solution, ...]]:
+) -> tuple[SquareMatrix, tuple[Solution, ...]]:
     """Return R for M = F'F, and the certified solution of every subgroup (one if None).
 
     With bounds b_i the problem is the one with F diag(b)^-1/2: R_ij = [P^-1]_ij / sqrt(b_i b_j).
@@ -185,7 +183,7 @@ def solve_pairwise(
     mixing: DenseMixing,
     factor: Factor,
     bounds: Vector,
-) -> tuple[_Covariance, bool]:
+) -> tuple[SquareMatrix, bool]:
     """Return R = s diag(1/b) + c L of least tr(M R), and whether c ran into its bound.
 
     [R^-1]_ii <= b_i, s and c >= 0.
@@ -245,7 +243,7 @@ def solve_pairwise(
 
 
 def energy(
-    covariance: _Covariance, mixing: DenseMixing, horizon: int | None = None, **options: Any
+    covariance: SquareMatrix, mixing: DenseMixing, horizon: int | None = None, **options: Any
 ) -> float:
     """Return tr(M R): the expected squared noise, per coordinate, in all agents' models.
 
@@ -266,12 +264,12 @@ def energy(
     return trace(root, np.asarray(covariance))
 
 
-def trace(root: Factor, covariance: _Covariance) -> float:
+def trace(root: Factor, covariance: SquareMatrix) -> float:
     """Return tr(M R) for M = F'F."""
     return float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True))
 
 
-def figures(covariance: _Covariance, mixing: DenseMixing) -> dict[str, float]:
+def figures(covariance: SquareMatrix, mixing: DenseMixing) -> dict[str, float]:
     """Return figures of merit of a design, per coordinate of the model and round.
 
     Returns:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax._numerics import Shape
 
 __all__ = ["Conv", "convolve"]
 
@@ -95,9 +96,7 @@ def convolve(
     return out.reshape(*out.shape[:-2], -1)
 
 
-def padding_of(
-    size: tuple[int, int], window: tuple[int, ...], strides: int, padding: Padding
-) -> Pads:
+def padding_of(size: tuple[int, int], window: Shape, strides: int, padding: Padding) -> Pads:
     """Zeros before and after each axis of images of this size, see `convolve`."""
     if isinstance(padding, str):
         _validate.one_of("padding", padding, ("SAME", "VALID"))
@@ -109,7 +108,7 @@ def padding_of(
 
 def shifted(
     x: Images,
-    window: tuple[int, ...],
+    window: Shape,
     strides: int,
     pads: Pads,
 ) -> list[Array]:
@@ -139,7 +138,7 @@ def shifted(
     return parts
 
 
-def _lecun_normal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+def _lecun_normal(key: PRNGKeyArray, shape: Shape, dtype: Any = jnp.float32) -> Array:
     """Return a kernel as flax's default start draws it, to the bit.
 
     Drawn as one row: of four axes the random bits take several times as long to compile.

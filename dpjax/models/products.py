@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dpjax import _numerics
+from dpjax._numerics import Shape
 from dpjax.models import conv
 from dpjax.models.linear import Linear
 
 __all__ = ()
 
 _HIGHEST = jax.lax.Precision.HIGHEST
-_Shape: TypeAlias = tuple[int, ...]
 _LONGEST = 2**20
 """Sums of more terms than this are not bounded below."""
 _BLOCK = 64
@@ -198,7 +198,7 @@ def _gram(matrix: Float[Array, "t d"]) -> tuple[Array, int]:
 
 
 def _shifted_gram(
-    x: Float[Array, "*one h w c"], window: tuple[int, ...], pads: conv.Pads
+    x: Float[Array, "*one h w c"], window: Shape, pads: conv.Pads
 ) -> tuple[Array, int]:
     """`_gram` of a convolution's patches, from that of its pixels.
 
@@ -237,7 +237,7 @@ def known(module: nn.Module) -> bool:
     return type(module) in _KNOWN
 
 
-def _dense(module: nn.Dense | nn.DenseGeneral, shape: _Shape) -> Product | None:
+def _dense(module: nn.Dense | nn.DenseGeneral, shape: Shape) -> Product | None:
     axes = _flat(getattr(module, "axis", -1))
     features = _flat(module.features)
     last = list(range(len(shape) - len(axes), len(shape)))
@@ -252,7 +252,7 @@ def _dense(module: nn.Dense | nn.DenseGeneral, shape: _Shape) -> Product | None:
     return Product(("kernel",), kernel, lambda x: x.reshape(-1, size))
 
 
-def _linear(module: Linear, shape: _Shape) -> Product:
+def _linear(module: Linear, shape: Shape) -> Product:
     size = shape[-1]
     return Product(("weight",), (size, 1), lambda x: x.reshape(-1, size))
 
@@ -263,7 +263,7 @@ def _flat(value: Any) -> tuple[Any, ...]:
     return tuple(jax.tree.leaves(value, is_leaf=lambda entry: entry is None))
 
 
-def _embed(module: nn.Embed, shape: _Shape) -> Product:
+def _embed(module: nn.Embed, shape: Shape) -> Product:
     count = module.num_embeddings
 
     def rows(x: Int[Array, "*t"]) -> Int[Array, " t"]:
@@ -281,7 +281,7 @@ def _embed(module: nn.Embed, shape: _Shape) -> Product:
     return Product(("embedding",), (count, module.features), rows, reads=True)
 
 
-def _convolution(module: conv.Conv, shape: _Shape) -> Product | None:
+def _convolution(module: conv.Conv, shape: Shape) -> Product | None:
     plain = _patches(module, module.strides, module.padding, module.groups, shape)
     if plain is None or module.standardize == "no":
         return plain
@@ -290,7 +290,7 @@ def _convolution(module: conv.Conv, shape: _Shape) -> Product | None:
     return replace(plain, names=names, back=conv.standardized)
 
 
-def _flax_convolution(module: nn.Conv, shape: _Shape) -> Product | None:
+def _flax_convolution(module: nn.Conv, shape: Shape) -> Product | None:
     strides = {stride or 1 for stride in _flat(module.strides)}
     paddings = set(_flat(module.padding))
     dilations = {*_flat(module.input_dilation), *_flat(module.kernel_dilation)}
@@ -309,9 +309,9 @@ def _flax_convolution(module: nn.Conv, shape: _Shape) -> Product | None:
 def _patches(
     module: nn.Conv | conv.Conv,
     strides: int,
-    padding: Literal["SAME", "VALID"] | int,
+    padding: conv.Padding,
     groups: int,
-    shape: _Shape,
+    shape: Shape,
 ) -> Product | None:
     """A convolution as a product of its patches."""
     window = _flat(module.kernel_size)
@@ -336,7 +336,7 @@ def _patches(
     return Product(("kernel",), (size, module.features), rows, groups, gram=gram)
 
 
-_KNOWN: dict[type, Callable[[Any, _Shape], Product | None]] = {
+_KNOWN: dict[type, Callable[[Any, Shape], Product | None]] = {
     nn.Dense: _dense,
     nn.DenseGeneral: _dense,
     nn.Embed: _embed,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Cell: TypeAlias = Any
 """A plain value: None, text, a number, or lists and dicts of these."""
 Row: TypeAlias = dict[str, Cell]
-_Columns: TypeAlias = Mapping[str, Cell]
+Columns: TypeAlias = Mapping[str, Cell]
 Rows: TypeAlias = list[Row]
 """Tidy rows: columns by name."""
 Paths: TypeAlias = _files.PathLike | Iterable[_files.PathLike]
@@ -54,8 +54,8 @@ _VERSIONS = ("dpjax", "jax", "jaxlib", "numpy", "optax", "flax")
 
 def write(
     path: _files.PathLike,
-    rows: Iterable[_Columns],
-    metadata: _Columns,
+    rows: Iterable[Columns],
+    metadata: Columns,
 ) -> Path:
     """Write rows to a new file, whole or not at all.
 
@@ -279,7 +279,7 @@ def dump(value: Cell) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
-def digest(head: _Columns, rows: bytes) -> str:
+def digest(head: Columns, rows: bytes) -> str:
     """The SHA-256 of metadata and rows, as the metadata state it.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.results import captions
-from dpjax.results.records import Cell
+from dpjax.results.records import Cell, Columns
 
 if TYPE_CHECKING:
     import pandas
@@ -37,9 +37,7 @@ def means(frame: "pandas.DataFrame", names: list[str], value: str) -> "pandas.Da
     return pandas.DataFrame(rows, columns=[*names, "mean", "standard error", "count"])
 
 
-def text(
-    rows: "pandas.DataFrame | Iterable[Mapping[str, Cell]]", columns: Sequence[str] | None = None
-) -> str:
+def text(rows: "pandas.DataFrame | Iterable[Columns]", columns: Sequence[str] | None = None) -> str:
     """Rows as aligned text with four significant digits.
 
     Args:
@@ -123,7 +121,7 @@ def comparable(frame: "pandas.DataFrame", names: Sequence[str]) -> None:
                 )
 
 
-def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Cell]) -> None:
+def _refuse_participations(group: "pandas.DataFrame", keys: Columns) -> None:
     """Refuse a mean over guarantees of different (k, b), which none of them would describe."""
     if "guarantee" not in group.columns:
         return
@@ -147,7 +145,7 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Cell]) 
         )
 
 
-def pairs(keys: Mapping[str, Cell]) -> str:
+def pairs(keys: Columns) -> str:
     """Return columns and cells as text, "epsilon = 1.0, design = whisper".
 
     Args:

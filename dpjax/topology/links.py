@@ -9,8 +9,8 @@ from dpjax.topology.mixing import DenseMixing, SquareMatrix
 
 __all__ = ()
 
-_Agents: TypeAlias = Int[np.ndarray, " l"]
-_Ends: TypeAlias = Int[np.ndarray, "e 2"]
+MessageEnds: TypeAlias = Int[np.ndarray, " l"]
+LinkEnds: TypeAlias = Int[np.ndarray, "e 2"]
 
 
 def adjacency(mixing: DenseMixing) -> Bool[np.ndarray, "n n"]:
@@ -22,12 +22,12 @@ def adjacency(mixing: DenseMixing) -> Bool[np.ndarray, "n n"]:
     return (used | used.T) & ~np.eye(n, dtype=bool)
 
 
-def link_pairs(mixing: DenseMixing) -> _Ends:
+def link_pairs(mixing: DenseMixing) -> LinkEnds:
     """Return the links (i, j), i < j, in lexical order."""
     return np.argwhere(np.triu(adjacency(mixing)))
 
 
-def incidence(ends: _Ends, agents: int) -> Float[np.ndarray, "n e"]:
+def incidence(ends: LinkEnds, agents: int) -> Float[np.ndarray, "n e"]:
     """Return 1 at a link's first end and -1 at its second, a column each."""
     # The noise of a link is added at one end and taken off at the other.
     signs = np.zeros((agents, len(ends)))
@@ -37,7 +37,7 @@ def incidence(ends: _Ends, agents: int) -> Float[np.ndarray, "n e"]:
     return signs
 
 
-def message_pairs(mixing: SquareMatrix) -> tuple[_Agents, _Agents]:
+def message_pairs(mixing: SquareMatrix) -> tuple[MessageEnds, MessageEnds]:
     """Return sender and receiver of every message of a round, an agent's own copy included."""
     matrix = np.asarray(mixing)
     own_copies = np.eye(len(matrix), dtype=bool)
@@ -47,7 +47,7 @@ def message_pairs(mixing: SquareMatrix) -> tuple[_Agents, _Agents]:
     return sender, receiver
 
 
-def zero_sum_map(sender: _Agents, receiver: _Agents, over: str) -> SquareMatrix:
+def zero_sum_map(sender: MessageEnds, receiver: MessageEnds, over: str) -> SquareMatrix:
     """The map of standard normals to Zip-DL's noise on messages, at a deviation of 1.
 
     Args:

@@ -34,6 +34,7 @@ _Padding = Bool[Array, " b"] | None
 """True where a slot holds no record; None where all do."""
 _Loss = Callable[[Params, _Records, _Records], _numerics.Scalar]
 _Encoder = Callable[[Updates], Updates]
+_Leaves = list[Array]
 _Sum = Callable[..., Updates]
 """``sum(params, x, y, is_padding=None)``, a tree like params."""
 
@@ -127,7 +128,7 @@ def _lowered(tree: Updates, clip_norm: float, norm: _Norm = "l2") -> float:
     return _above_rounding(bound, clip_norm, leaves, "gradients")
 
 
-def _above_rounding(bound: float, clip_norm: float, leaves: list[Array], noun: str) -> float:
+def _above_rounding(bound: float, clip_norm: float, leaves: _Leaves, noun: str) -> float:
     """A lowered clip norm; refused where rounding exceeds it."""
     if bound > 0:
         return bound
@@ -737,20 +738,20 @@ def _limits(
     return limits
 
 
-def _sides(leaves: list[Array]) -> int:
+def _sides(leaves: _Leaves) -> int:
     """Inputs and outputs of all layers."""
     return sum(sum(leaf.shape) for leaf in leaves)
 
 
-def _size(leaves: list[Array]) -> int:
+def _size(leaves: _Leaves) -> int:
     return sum(leaf.size for leaf in leaves)
 
 
-def _unit(leaves: list[Array]) -> float:
+def _unit(leaves: _Leaves) -> float:
     """The relative rounding error of the narrowest leaf."""
     return max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in leaves), default=0.0)
 
 
-def _tiny(leaves: list[Array]) -> float:
+def _tiny(leaves: _Leaves) -> float:
     """The smallest normal number of the narrowest leaf."""
     return max((float(jnp.finfo(leaf.dtype).tiny) for leaf in leaves), default=0.0)

@@ -24,14 +24,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from optax import GradientTransformation, GradientTransformationExtraArgs, Params, Updates
 
 from dpjax import _numerics, _validate
 from dpjax._numerics import Integer, Scalar, double_precision
 from dpjax.encoding import simulated
 from dpjax.encoding.lattice import SumCode
-from dpjax.topology.links import incidence
+from dpjax.topology.links import LinkEnds, MessageEnds, incidence
 from dpjax.transforms import rounds as rounds_
 from dpjax.transforms import variates
 from dpjax.transforms.variates import AgentRows
@@ -329,8 +329,8 @@ def lost(payload: Updates, scale: Scalar, kind: Kind) -> Scalar:
 
 
 def zero_sum(
-    sender: Int[np.ndarray, " l"],
-    receiver: Int[np.ndarray, " l"],
+    sender: MessageEnds,
+    receiver: MessageEnds,
     deviation: float | Array,
     *,
     key: PRNGKeyArray,
@@ -446,7 +446,7 @@ def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, 
 
 
 def pairwise_cancelling(
-    edges: Int[np.ndarray, "e 2"],
+    edges: LinkEnds,
     own: float,
     shared: float,
     *,
@@ -801,7 +801,7 @@ def _draw(
     dtype: jnp.dtype,
     released: bool,
     rows: AgentRows,
-) -> Callable[[Integer], Array]:
+) -> rounds_.NormalsOf:
     """Normals of a group by round; they depend on key and round, and not on a vmap."""
 
     def draw(round: Integer) -> Array:

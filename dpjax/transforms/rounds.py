@@ -22,7 +22,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax._numerics import Integer
+from dpjax._numerics import Integer, Shape
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.strategy import Strategy
 
@@ -36,7 +36,7 @@ WIDEST = 32
 """The most bands for which a route keeps noise; beyond it, blocks are faster."""
 _HIGHEST = lax.Precision.HIGHEST
 _Buffers = tuple[Array, ...]
-_Draw = Callable[[Integer], Array]
+NormalsOf = Callable[[Integer], Array]
 
 
 class Route(NamedTuple):
@@ -59,7 +59,7 @@ class Route(NamedTuple):
     scale: Float[np.ndarray, " t"]
     weights: Float[np.ndarray, "t w"]
 
-    def start(self, shape: tuple[int, ...], dtype: jnp.dtype) -> _Buffers:
+    def start(self, shape: Shape, dtype: jnp.dtype) -> _Buffers:
         """The past noise before the first round, for noise of a shape [n, d]."""
         rounds, width = self.weights.shape
         if self.kind == "blocked":
@@ -68,7 +68,7 @@ class Route(NamedTuple):
             return ()
         return (jnp.zeros((width, *shape), dtype),)
 
-    def step(self, draw: _Draw, buffers: _Buffers, t: Integer) -> tuple[Array, _Buffers]:
+    def step(self, draw: NormalsOf, buffers: _Buffers, t: Integer) -> tuple[Array, _Buffers]:
         """Noise of round t, from 0, and the past noise after it.
 
         Args:
@@ -99,7 +99,7 @@ class Route(NamedTuple):
         past = lax.dynamic_update_index_in_dim(past, newest, jnp.mod(t, width), 0)
         return value, (past,)
 
-    def _blocked(self, draw: _Draw, buffers: _Buffers, t: Integer) -> tuple[Array, _Buffers]:
+    def _blocked(self, draw: NormalsOf, buffers: _Buffers, t: Integer) -> tuple[Array, _Buffers]:
         """All past normals, and the coloured noise of the block that t is in."""
         normals, ready = buffers
         inverse = jnp.asarray(self.weights, normals.dtype)

@@ -39,7 +39,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from optax import Updates
 
-from dpjax._numerics import Integer, Scalar
+from dpjax._numerics import FlatVector, Integer, Scalar
 from dpjax.transforms.variates import normals
 
 __all__ = [
@@ -53,7 +53,6 @@ __all__ = [
 ]
 
 _EXACT = jax.lax.Precision.HIGHEST
-_Vector = Float[Array, " d"]
 _Coordinates = Float[Array, " k"]
 _Columns = Float[Array, "d k"]
 _Rows = Float[Array, "k d"]
@@ -81,15 +80,15 @@ class Frame:
 
     columns: _Columns
 
-    def encode(self, vector: _Vector) -> _Coordinates:
+    def encode(self, vector: FlatVector) -> _Coordinates:
         """A' g."""
         return _dot(vector, self.columns)
 
-    def decode(self, coordinates: _Coordinates) -> _Vector:
+    def decode(self, coordinates: _Coordinates) -> FlatVector:
         """A y."""
         return _dot(self.columns, coordinates)
 
-    def diagonal(self) -> _Vector:
+    def diagonal(self) -> FlatVector:
         """diag(A A'): the variance of decoded noise over that of a coordinate's."""
         return jnp.sum(jnp.square(self.columns), axis=1)
 
@@ -168,7 +167,7 @@ def start(dimension: int, k: int, key: PRNGKeyArray, dtype: Any = jnp.float32) -
 
 def update(
     sketch: Sketch,
-    gradient: _Vector,
+    gradient: FlatVector,
     key: PRNGKeyArray,
     *,
     forgetting: float = 0.95,
@@ -266,7 +265,7 @@ def orthonormal(matrix: _Columns) -> _Columns:
     return _orthonormal(matrix.T).T
 
 
-def flat(tree: Updates) -> tuple[_Vector, Callable[[_Vector], Updates]]:
+def flat(tree: Updates) -> tuple[FlatVector, Callable[[FlatVector], Updates]]:
     """Return a pytree's entries as one vector, and what makes such a tree of a vector.
 
     Args:
@@ -326,13 +325,13 @@ def _orthonormal(rows: _Rows) -> _Rows:
     return _polished(_dot(inverse, rows))
 
 
-def _unit(vector: _Vector) -> tuple[_Vector, Scalar]:
+def _unit(vector: FlatVector) -> tuple[FlatVector, Scalar]:
     """A vector of length 1, and the length that it had."""
     length = jnp.sqrt(_dot(vector, vector))
     return vector / jnp.where(length > 0, length, 1), length
 
 
-def _outside(rows: _Rows, vector: _Vector, inside: _Coordinates) -> _Vector:
+def _outside(rows: _Rows, vector: FlatVector, inside: _Coordinates) -> FlatVector:
     """What a vector has outside of rows, by one product.
 
     A difference would be computed anew wherever it is used, rounded in one place and not in
@@ -342,7 +341,7 @@ def _outside(rows: _Rows, vector: _Vector, inside: _Coordinates) -> _Vector:
     return _dot(weights, jnp.concatenate([rows, vector[None]]))
 
 
-def _rank_one(sketch: Sketch, gradient: _Vector, forgetting: float) -> tuple[_Rows, _Weights]:
+def _rank_one(sketch: Sketch, gradient: FlatVector, forgetting: float) -> tuple[_Rows, _Weights]:
     """The k leading eigenpairs of f U diag(Lam) U' + g g', vectors as rows."""
     rows = sketch.basis.T
     k, d = rows.shape
@@ -379,7 +378,7 @@ def _rank_one(sketch: Sketch, gradient: _Vector, forgetting: float) -> tuple[_Ro
     return _polished(turned), weights
 
 
-def _published_step(sketch: Sketch, gradient: _Vector) -> tuple[_Rows, _Weights]:
+def _published_step(sketch: Sketch, gradient: FlatVector) -> tuple[_Rows, _Weights]:
     """The paper's step; in the first round QR invents k - 1 directions, and these get weights."""
     outer = jnp.outer(gradient, _dot(gradient, sketch.basis))
     weighted = sketch.basis * sketch.weights

@@ -40,7 +40,7 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _numerics
-from dpjax._numerics import WordPair, Words
+from dpjax._numerics import Shape, WordPair, Words
 
 __all__ = ["laplaces", "laplaces_of_words", "normals", "normals_of_words"]
 
@@ -105,7 +105,7 @@ def words(key: PRNGKeyArray, shape: _Shape, rows: AgentRows = None) -> WordPair:
     return _numerics.threefry(key, _row_numbers(shape, rows), column)
 
 
-def _row_numbers(shape: tuple[int, ...], rows: AgentRows) -> Words:
+def _row_numbers(shape: Shape, rows: AgentRows) -> Words:
     """The number of its row for every entry of an array."""
     if rows is None:
         return lax.broadcasted_iota(jnp.uint32, shape, 0)
