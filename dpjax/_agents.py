@@ -32,23 +32,52 @@ def vmap_isolated(function: _Function, *trees: Tree) -> Tree:
     Args:
         function: Of one record's, or agent's, trees.
         trees: Leaves [b, ...].
+
+    Raises:
+        ValueError: For an operation with a rule of its own for several records.
     """
     leaves = jax.tree.leaves(trees)
-    program, results = jax.make_jaxpr(jax.vmap(function), return_shape=True)(*trees)
+    # Read before it is mapped, which applies a user's own rules and leaves no trace of them.
+    single, results = jax.make_jaxpr(function, return_shape=True)(*shapes(trees))
+    _check_rules(single)
+    call = jax.extend.core.jaxpr_as_fun(single)
+    program = jax.make_jaxpr(jax.vmap(call))(*leaves)
     if _has_groups(program):
-        program, results = jax.make_jaxpr(function, return_shape=True)(*shapes(trees))
-
         # One by one under a further map, too: over agents, plans or seeds.
         @jax.custom_batching.sequential_vmap
         def sequential(constants: list[jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
-            closed = jax.extend.core.ClosedJaxpr(program.jaxpr, constants)
+            closed = jax.extend.core.ClosedJaxpr(single.jaxpr, constants)
             return jax.extend.core.jaxpr_as_fun(closed)(*parts)
 
-        values = jax.lax.map(lambda parts: sequential(program.consts, parts), leaves)
+        values = jax.lax.map(lambda parts: sequential(single.consts, parts), leaves)
     else:
         # The program that was read, not a second trace of it.
         values = jax.extend.core.jaxpr_as_fun(program)(*leaves)
     return jax.tree.unflatten(jax.tree.structure(results), values)
+
+
+_IN_TURN = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__  # type: ignore[union-attr]
+"""The code of a rule that takes records one by one."""
+
+
+def _check_rules(program: Any) -> None:
+    """Refuse operations that say themselves, or on the host, what they are of several records."""
+    for jaxpr, _ in jaxprs(program):
+        for equation in jaxpr.eqns:
+            # None fails when it is mapped.
+            method = equation.params.get("vmap_method")
+            is_open = method not in (None, "sequential", "sequential_unrolled")
+            name = equation.primitive.name
+            if name == "custom_vmap_call":
+                # By its code: a rule's derivative is a function of JAX's around any rule.
+                rule = getattr(equation.params["rule"], "rule", None)
+                is_open = getattr(rule, "__code__", None) is not _IN_TURN
+            if is_open:
+                raise ValueError(
+                    f"the gradient of one record (or agent) holds {name}, whose rule for several "
+                    "may mix them before the clip: leave it out, or give "
+                    "jax.custom_batching.sequential_vmap, or vmap_method='sequential'"
+                )
 
 
 def _has_groups(program: Any) -> bool:

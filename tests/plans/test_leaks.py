@@ -1,6 +1,7 @@
 """Methods, samplers and optimizers of one's own that would make a guarantee false are refused."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,10 @@ import optax
 import pytest
 
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.data import partition
+from dpjax.engine.round import rounds
+from dpjax.learning.problem import Problem
+from dpjax.learning.query import AgentQuery
 from dpjax.plans import identity, optimizers, plan
 from dpjax.protocols import Emission, Exchange, Method, Received, Sampler
 from tests.support import make_config, retargeted, run
@@ -319,3 +324,85 @@ def test_a_method_without_a_part_of_its_round_is_refused(network, kind):
         ValueError, match=f"method is {kind.__name__}, which lacks emit or exchange"
     ):
         plan.make(make_config(method=kind(), design="independent"), network)
+
+
+@jax.custom_batching.custom_vmap
+def mixed(x):
+    """One record as it is, and of several each their sum."""
+    return x
+
+
+@mixed.def_vmap
+def mix(size, batched, x):
+    return jnp.broadcast_to(jnp.sum(x, axis=0), x.shape), True
+
+
+@jax.custom_vjp
+def derived(x):
+    """As it is, with a derivative that is mixed."""
+    return x
+
+
+derived.defvjp(lambda x: (x, None), lambda _, cotangent: (mixed(cotangent),))
+
+
+def by_derivative(x):
+    return jax.grad(lambda x: derived(x) @ x)(x)
+
+
+def on_host(x, vmap_method):
+    return jax.pure_callback(np.asarray, x, x, vmap_method=vmap_method)
+
+
+def foreign(x):
+    return jax.ffi.ffi_call("mix", x, vmap_method="expand_dims")(x)
+
+
+def task_of(of_record=lambda x: x, of_model=lambda params: params):
+    """A linear regression with a function of one record, and of the model."""
+    x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+    return Problem(
+        init=lambda key: jnp.ones(3),
+        loss=lambda params, x, y: (of_model(params) @ of_record(x) - y) ** 2,
+        metrics=lambda params, evaluation: {},
+        x=x, y=x[:, 0], partition=partition.iid(24, 6, seed=0), evaluation=(),
+    )  # fmt: skip
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(
+    "function",
+    [mixed, by_derivative, functools.partial(on_host, vmap_method="broadcast_all"), foreign],
+)
+@pytest.mark.parametrize("unit", ["record", "agent"])
+def test_nothing_mixes_records_or_agents_before_the_clip(network, function, unit):
+    """By a rule of its own for several: one record would move the terms of all others."""
+    made = plan.make(make_config(relation=f"replace_{unit}"), network)
+
+    def of_model(params):
+        # An agent's own records may be mixed, as by a batch loss, and its model not.
+        return params if unit == "record" else params * function(jax.lax.stop_gradient(params))
+
+    task = task_of(function if unit == "record" else jnp.asarray, of_model)
+    with pytest.raises(ValueError, match="may mix them before the clip"):
+        rounds(made, task)
+
+
+@pytest.mark.mutant
+def test_an_encoder_mixes_no_agents_before_the_clip():
+    query = AgentQuery(lambda params, x, y: params @ x, None, 1.0, "flat")
+    batch = jnp.ones((2, 4, 3)), jnp.ones((2, 4)), None
+    with pytest.raises(ValueError, match="holds custom_vmap_call"):
+        query(jnp.ones((2, 3)), batch, mixed)
+
+
+def test_what_takes_records_one_by_one_or_is_within_one_is_accepted(network):
+    made = plan.make(make_config(relation="replace_record", rounds=2), network)
+    plain = run(made, task_of(), seeds=[0]).params
+    for function in (
+        jax.custom_batching.sequential_vmap(lambda x: x * 1),
+        functools.partial(on_host, vmap_method="sequential"),
+        lambda x: jax.vmap(mixed)(jnp.stack([x, 0 * x]))[1],
+    ):
+        same = run(made, task_of(function), seeds=[0]).params
+        np.testing.assert_allclose(same, plain, rtol=1e-6)
