@@ -1,7 +1,6 @@
 """The frozen config of a run: its parts, checked alone when they are made and together here."""
 
 import dataclasses
-import functools
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -92,7 +91,7 @@ class Config:
         """
         return dataclasses.replace(self, noise=noise, budget=None if noise is None else self.budget)
 
-    @functools.cached_property
+    @property
     def label(self) -> str:
         """What records, figures and plans call the design, with parameters that are no defaults.
 
@@ -108,7 +107,7 @@ class Config:
         """Whether noise makes integers of the payload, see `dpjax.protocols.Privatizer.opened`."""
         return getattr(self.noise, "integer_encoded", False)
 
-    @functools.cached_property
+    @property
     def accountant(self) -> str | None:
         """How the guarantee's epsilon follows: the budget's rule, or the sampled loss's."""
         if self.budget is None:
@@ -116,7 +115,7 @@ class Config:
         amplification = self.sampler.amplification()
         return self.budget.accountant if amplification is None else amplification.kind
 
-    @functools.cached_property
+    @property
     def pattern(self) -> Participation:
         """In which rounds what the relation changes takes part."""
         turns = self.sampler.turns if self.protect.unit == "client" else None
