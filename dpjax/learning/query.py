@@ -251,7 +251,7 @@ class AgentQuery:
                 jax.grad(loss), models, batch, sequential=self.one_by_one
             )
             if encode is not None:
-                gradients = _agents.apart(encode, gradients)
+                gradients = _agents.vmap_isolated(encode, gradients)
             clipped, _ = clip.update(gradients, optax.EmptyState())
             if batch[-1] is not None:
                 clipped = _numerics.masked(jnp.all(batch[-1], axis=1), jnp.zeros_like, clipped)
