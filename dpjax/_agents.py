@@ -56,7 +56,7 @@ def vmap_isolated(function: _Function, *trees: Tree) -> Tree:
     return jax.tree.unflatten(jax.tree.structure(results), values)
 
 
-_IN_TURN = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__  # type: ignore[union-attr]
+_IN_TURN = jax.custom_batching.sequential_vmap(abs).vmap_rule.__code__
 """The code of a rule that takes records one by one."""
 
 
