@@ -262,8 +262,8 @@ class Record(Threat, Caveats):
             loss_text = f"a {type(self.loss).__name__} loss" if mu is None else f"mu {mu}"
             raise ValueError(
                 f"epsilon is {epsilon} with {loss_text} and delta {self.delta}, whose exact "
-                f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
-                "where it is false)"
+                f"epsilon is {exact}; state at least that, or add noise (unsound=True "
+                "only for the paper's rule where it is false)"
             )
         self._check_threat()
 
@@ -284,8 +284,8 @@ class Record(Threat, Caveats):
             agent = int(np.argmax(exact - epsilons))
             raise ValueError(
                 f"per_agent_epsilon is {epsilons[agent]} at agent {agent} with mu {mus[agent]}, "
-                f"whose exact epsilon is {exact[agent]}; state at least that (unsound=True only "
-                "for the paper's rule where it is false)"
+                f"whose exact epsilon is {exact[agent]}; state at least that, or add noise "
+                "(unsound=True only for the paper's rule where it is false)"
             )
         return understated
 

@@ -45,7 +45,7 @@ def check_run(plans: Any, problem: Any, seeds: Any) -> Tasks:
     plans = tuple(plans) if isinstance(plans, list | tuple) else (plans,)
     if not plans or not all(isinstance(plan, Plan) for plan in plans):
         kinds = ", ".join(type(plan).__name__ for plan in plans)
-        raise ValueError(f"plans is [{kinds}]; give one or more from plans.plan.make")
+        raise ValueError(f"plans is [{kinds}]; give one or more from dp.make_plan")
     # A result tells plans apart by their labels alone.
     noises: dict[str, Noise | None] = {}
     for plan in plans:

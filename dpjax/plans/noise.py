@@ -556,17 +556,7 @@ class Covariance(Correlated):
 
     def __post_init__(self) -> None:
         """Refuse a name that would pass for another design; keep a copy of the matrix."""
-        name: Any = self.name
-        titles = [part.look.label for part in DESIGNS.values()]
-        taken = ("covariance", "central", "non_private", *DESIGNS, *titles)
-        plain = isinstance(name, str) and name.isprintable() and name == name.strip()
-        # A config's label has its design's parameters in brackets.
-        if not plain or not 1 <= len(name) <= 60 or name in taken or "(" in name:
-            raise ValueError(
-                f"name is {_validate.shown(name)} for a covariance of your own; give a name of "
-                "up to 60 characters that no other design has, without brackets, for records and "
-                "figures"
-            )
+        _check_label("name", self.name, "a covariance")
         if self.matrix is not None:
             _validate.assign(self, matrix=fixed(_validate.square("covariance", self.matrix)))
         if self.strategy is not None:
@@ -660,6 +650,31 @@ _ALL: tuple[_Design, ...] = (
 )  # fmt: skip
 DESIGNS = {part.label: part for part in _ALL}
 """Every design of the package by its label, with parameters that stand for any."""
+
+
+def check_design(part: Any) -> None:
+    """Refuse a design of a user's own whose label records and figures would take for another's.
+
+    Args:
+        part: A noise design.
+
+    Raises:
+        ValueError: For such a label; a subclass of one of the package's designs may have its own.
+    """
+    if not isinstance(part, tuple(map(type, DESIGNS.values()))):
+        _check_label("label", part.label, f"{type(part).__name__}, a design")
+
+
+def _check_label(argument: str, label: Any, subject: str) -> None:
+    titles = [part.look.label for part in DESIGNS.values()]
+    taken = ("covariance", "central", "non_private", *DESIGNS, *titles)
+    plain = isinstance(label, str) and label.isprintable() and label == label.strip()
+    # A config's label has its design's parameters in brackets.
+    if not plain or not 1 <= len(label) <= 60 or label in taken or "(" in label:
+        raise ValueError(
+            f"{argument} is {_validate.shown(label)} for {subject} of your own; give a name of up "
+            "to 60 characters that no other design has, without brackets, for records and figures"
+        )
 
 
 def named(label: str | None) -> Correlated | None:

@@ -32,7 +32,7 @@ from dpjax.plans import calibration, compatibility, custom, identity
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
 from dpjax.plans.export import Export
-from dpjax.plans.noise import Correlated
+from dpjax.plans.noise import Correlated, check_design
 from dpjax.plans.optimizers import NOISE_ARRAYS, noise_arrays
 from dpjax.protocols import Arrays, Counts, Method, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
@@ -503,6 +503,7 @@ def make(
         )
     if config.noise is None:
         return Plan(target, None, Guarantee.none(config.rounds))
+    check_design(config.noise)
     # Before the noise is made, which may take minutes.
     calibration.check_delta(config, target.agents, target.counts)
     ideal = target

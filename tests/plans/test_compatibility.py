@@ -119,3 +119,19 @@ def test_methods_of_the_registry_state_terms_or_have_their_base_s():
     # Every kind is one that some design joins, but for that of methods without noise.
     joined = {payload for design in noise.DESIGNS.values() for payload in design.terms.payloads}
     assert joined == {*METHODS} and {*ANSWERS} < joined
+
+
+@dataclass(frozen=True)
+class Titled:
+    """A design of a user's own."""
+
+    label: object
+
+    def calibrate(self, target):
+        raise AssertionError("its label comes first")
+
+
+@pytest.mark.parametrize("label", ["whisper", "Whisper", "non_private", "a(b)", "", None, 3])
+def test_a_label_of_ones_own_is_no_other_designs(label):
+    with pytest.raises(ValueError, match="label is .* for Titled, a design of your own; give a"):
+        plan.make(make_config(noise=Titled(label)), COMPLETE)
