@@ -225,7 +225,7 @@ class Federated(Method):
         centre = self._centre(memory)
         return mean if centre is None else jax.tree.map(jnp.add, mean, centre)
 
-    def _centre(self, memory: _ServerMemory) -> Any:
+    def _centre(self, memory: _ServerMemory) -> Models | None:
         """The running mean, corrected for its start; 0 before the first sum."""
         if not self.centre:
             return None
@@ -234,7 +234,9 @@ class Federated(Method):
         share = 1 / jnp.where(memory.opened > 0, weight, 1)
         return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), memory.centre)
 
-    def _known_variance(self, ctx: Round, memory: _ServerMemory, present: Any, model: Any) -> Any:
+    def _known_variance(
+        self, ctx: Round, memory: _ServerMemory, present: Array, model: Models
+    ) -> dict[str, Updates]:
         """The variance of the noise in every coordinate, for an optimizer that uses it."""
         if SHARES not in ctx.arrays:
             return {}

@@ -9,7 +9,7 @@ Methods at a server take a sketch as a part (`dpjax.algorithms.federated.Federat
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
@@ -197,7 +197,7 @@ class Learned:
         return _LearnedState(new, state.sketch.frame if self.as_published else ())
 
 
-def check_sketch(sketch: Any) -> None:
+def check_sketch(sketch: object) -> None:
     """Check that a value is a sketch.
 
     Raises:
@@ -207,7 +207,7 @@ def check_sketch(sketch: Any) -> None:
         raise ValueError(f"sketch is {_validate.shown(sketch)}; give one of algorithms.sketches")
 
 
-def check_entries(sketch: Any, entries: int) -> None:
+def check_entries(sketch: LinearSketch, entries: int) -> None:
     """Check that a gradient has at least as many entries as columns.
 
     Args:

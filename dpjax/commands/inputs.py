@@ -17,7 +17,7 @@ from dpjax.topology.mixing import SquareMatrix
 
 __all__ = ()
 
-Command: TypeAlias = Callable[..., int]
+_Command: TypeAlias = Callable[..., int]
 """What the command line calls with its options, for an exit status."""
 Arguments: TypeAlias = Mapping[str, Any]
 """Arguments of a Python function that a command hands over, by name."""
@@ -33,7 +33,7 @@ HIDDEN = {
 }
 
 
-def with_arguments(function: Callable[..., Any]) -> Callable[[Callable[..., int]], Command]:
+def with_arguments(function: Callable[..., Any]) -> Callable[[_Command], _Command]:
     """Give a command the arguments of a Python function: names, types, defaults and words.
 
     What the command declares itself stays: the name of a network in place of its matrix, say.
@@ -42,7 +42,7 @@ def with_arguments(function: Callable[..., Any]) -> Callable[[Callable[..., int]
         function: Its arguments become the command's ``**terms``.
     """
 
-    def extend(command: Callable[..., int]) -> Command:
+    def extend(command: _Command) -> _Command:
         declared = inspect.signature(command).parameters
         inherited = inspect.signature(function).parameters
         options = []

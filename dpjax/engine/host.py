@@ -264,7 +264,7 @@ def delivered(statics: Statics, arrays: Arrays, message: Message) -> Message:
 
 
 def make_driver(
-    transport: Any,
+    transport: Transport,
     plans: Sequence[Plan],
     seeds: Sequence[int],
     devices: int | None,

@@ -6,19 +6,17 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 
 from dpjax import _files, _html, _validate
+from dpjax.accounting.arrays import Fields
 from dpjax.accounting.parties import epsilon_text
 from dpjax.accounting.rounding import up
 from dpjax.plans.identity import described
 
 __all__ = ()
-
-ReportRow: TypeAlias = dict[str, Any]
-"""Plain values by the name of their column."""
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --soft: #8881; }
@@ -40,7 +38,7 @@ summary { cursor: pointer; } code { background: var(--soft); overflow-wrap: anyw
 """
 
 
-def cells(result: Any) -> list[ReportRow]:
+def cells(result: Any) -> list[Fields]:
     """Of each plan epsilon, who is protected, and the last metrics: mean +- standard error.
 
     Args:
@@ -163,8 +161,8 @@ def _guarantees(result: Any) -> Iterator[str]:
             card += f"<details><summary>Epsilon by agent</summary>{table}</details>"
         cards[card].append(terms["label"])
     for card, labels in cards.items():
-        names = _html.escape(", ".join(dict.fromkeys(labels)))
-        yield f"<div class='card'><h3>{names}</h3>{card}</div>"
+        title = _html.escape(", ".join(dict.fromkeys(labels)))
+        yield f"<div class='card'><h3>{title}</h3>{card}</div>"
 
 
 def _curves(result: Any) -> Iterator[str]:
@@ -197,10 +195,10 @@ def _parameters(result: Any) -> Iterator[str]:
         yield f"<details><summary>{_html.escape(name)}</summary>{_wide(pairs)}</details>"
 
 
-def _pairs(values: ReportRow) -> str:
+def _pairs(values: Fields) -> str:
     """Names and values as a table; those of parts as ``part.name``."""
 
-    def flat(name: str, value: Any) -> Iterator[ReportRow]:
+    def flat(name: str, value: object) -> Iterator[Fields]:
         if isinstance(value, dict):
             for key, part in value.items():
                 yield from flat(f"{name}.{key}".lstrip("."), part)

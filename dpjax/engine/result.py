@@ -25,6 +25,7 @@ from jaxtyping import Array
 
 from dpjax import _files, _html, _validate
 from dpjax._version import __version__
+from dpjax.accounting.arrays import Fields
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import report
 from dpjax.engine.checkpoint import tree_digest
@@ -66,7 +67,7 @@ class Progress(NamedTuple):
     rounds_per_second: float
 
 
-def _terms(plan: Plan) -> report.ReportRow:
+def _terms(plan: Plan) -> Fields:
     """The columns of a plan in rows, which a saved result stores in place of the plan."""
     config = plan.config
     values = (
@@ -117,7 +118,7 @@ class Result:
     seconds: float
     rounds_per_second: float
     ended: bool
-    terms: tuple[report.ReportRow, ...] = ()
+    terms: tuple[Fields, ...] = ()
     frozen: str = ""
     problem: str = ""
     agent_names: tuple[str, ...] = ()
@@ -139,7 +140,7 @@ class Result:
             lines.append(f"{terms['label']}: {guarantee.statement()}")
         return "\n".join(lines)
 
-    def rows(self, **extra: Any) -> list[report.ReportRow]:
+    def rows(self, **extra: Any) -> list[Fields]:
         """Tidy rows, one for each plan, seed and measured round.
 
         ``epsilon`` is that of ``guarantee``, the statement at the end of the run, in all rows. It

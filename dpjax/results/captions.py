@@ -2,14 +2,22 @@
 
 import collections
 import re
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from dpjax.accounting.guarantee import Guarantee
 
 __all__ = ()
 
-Stated: TypeAlias = Any
+
+@runtime_checkable
+class _Captioned(Protocol):
+    def caption(self) -> str: ...
+
+
+StatedEntry: TypeAlias = str | _Captioned | Mapping[str, Any]
+"""A text, a guarantee, or its dict."""
+Stated: TypeAlias = StatedEntry | Iterable[StatedEntry | float | None] | None
 """A text, a guarantee (anything with ``caption()``), its dict, or several of these."""
 
 _VARYING = re.compile(
@@ -44,8 +52,8 @@ def guarantees(entries: Stated) -> list[str]:
     # Rows of a run share one dict.
     for guarantee in {id(entry): entry for entry in stated_guarantees(entries)}.values():
         stated = guarantee
-        if isinstance(guarantee, Mapping):
-            stated = Guarantee.from_dict(guarantee)
+        if isinstance(stated, Mapping):
+            stated = Guarantee.from_dict(stated)
         if not isinstance(stated, str):
             if not hasattr(stated, "caption"):
                 raise ValueError(
@@ -68,7 +76,7 @@ def guarantees(entries: Stated) -> list[str]:
     return captions
 
 
-def stated_guarantees(records: Stated) -> list[Stated]:
+def stated_guarantees(records: Stated) -> list[StatedEntry]:
     """What `guarantees` takes, as a list without the rows that have none.
 
     Args:
@@ -79,13 +87,13 @@ def stated_guarantees(records: Stated) -> list[Stated]:
     """
     if records is None:
         return []
-    if isinstance(records, str | Mapping) or hasattr(records, "caption"):
+    if isinstance(records, str | Mapping | _Captioned):
         return [records]
     # A column of records has nan where a row has none.
     return [record for record in records if not isinstance(record, float | None)]
 
 
-def participation(record: Stated) -> str | None:
+def participation(record: object) -> str | None:
     """In which rounds what a guarantee protects takes part: what else its numbers rest on.
 
     Args:

@@ -106,7 +106,7 @@ _STYLE: Any = {
 class _Notes:
     """What a figure's panels have drawn, for the one caption."""
 
-    guarantees: list[captions.Stated] = field(default_factory=list)
+    guarantees: list[captions.StatedEntry] = field(default_factory=list)
     counts: dict[str, set[int]] = field(default_factory=dict)
     series: dict[records.Cell, int] = field(default_factory=dict)
     levels: dict[str, int] = field(default_factory=dict)
@@ -364,7 +364,7 @@ def _chosen(frame: "pandas.DataFrame", condition: str) -> "pandas.DataFrame":
         raise ValueError(f"where is {condition!r}; write column=value, as in graph=ring")
     cells = frame[_validate.one_of("where", name, list(map(str, frame.columns)))]
 
-    def keeps(cell: records.Cell) -> bool:
+    def keeps(cell: Any) -> bool:
         # "10" and "10.0" are one number; what is no number is compared as text.
         with contextlib.suppress(TypeError, ValueError):
             if float(cell) == float(value):

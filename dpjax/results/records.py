@@ -32,10 +32,11 @@ from dpjax import _files
 if TYPE_CHECKING:
     import pandas
 
-Cell: TypeAlias = Any
+Cell: TypeAlias = "str | float | Sequence[Cell] | Mapping[str, Cell] | None"
 """A plain value: None, text, a number, or lists and dicts of these."""
-Row: TypeAlias = dict[str, Cell]
-Columns: TypeAlias = Mapping[str, Cell]
+# Readers know what stands in which column.
+Row: TypeAlias = dict[str, Any]
+Columns: TypeAlias = Mapping[str, object]
 Rows: TypeAlias = list[Row]
 """Tidy rows: columns by name."""
 Paths: TypeAlias = _files.PathLike | Iterable[_files.PathLike]
@@ -186,8 +187,8 @@ def metadata(
 
     Example:
         >>> from dpjax.results import records
-        >>> made = records.metadata("python train.py", seed=0)
-        >>> made["command"], made["seed"]
+        >>> about = records.metadata("python train.py", seed=0)
+        >>> about["command"], about["seed"]
         ('python train.py', 0)
     """
     import jax
@@ -235,7 +236,7 @@ def _commit() -> Row:
     return {"commit": None, "dirty": None}
 
 
-def _plain(name: str, value: Cell) -> Cell:
+def _plain(name: str, value: Any) -> Cell:
     """The value as strict JSON can hold it."""
     if hasattr(value, "tolist"):  # NumPy and JAX
         value = value.tolist()
@@ -252,7 +253,7 @@ def _plain(name: str, value: Cell) -> Cell:
     raise ValueError(f"{name} is a {type(value).__name__}, {value!r}; give plain values")
 
 
-def _rich(value: Cell) -> Cell:
+def _rich(value: Any) -> Any:
     """The inverse of `_plain`, as far as there is one."""
     if isinstance(value, str):
         return _FLOATS.get(value, value)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.results import captions
@@ -154,7 +155,7 @@ def pairs(keys: Columns) -> str:
     return ", ".join(f"{name} = {value}" for name, value in keys.items())
 
 
-def moments(values: Sequence[float]) -> tuple[float, float, int]:
+def moments(values: ArrayLike) -> tuple[float, float, int]:
     """Mean, its standard error, and how many."""
     array = np.asarray(values, dtype=np.float64)
     count = array.size
@@ -170,7 +171,7 @@ def moments(values: Sequence[float]) -> tuple[float, float, int]:
     return mean, error, count
 
 
-def measured(values: Sequence[float]) -> str:
+def measured(values: ArrayLike) -> str:
     """Mean +- standard error."""
     # One seed has no standard error, and claims none.
     mean, error, _ = moments(values)
