@@ -122,7 +122,7 @@ class View:
         judge = self._loss if gradients == "view" else self._all_messages
         if judge is None:
             raise ValueError(
-                "gradients is 'any', but nothing says what determines the models; give linear(..., "
+                "gradients is 'any', but nothing says what determines the models. Give linear(..., "
                 "models=) the rows that read them off the state, or ask for gradients='view' where "
                 "gradients are fixed in advance or functions of what the attacker sees"
             )

@@ -48,9 +48,9 @@ class Guarantee(Record):
                 raise ValueError(f"phases has {phase!r}; give the guarantees of single phases")
         if self.gradients == "view" or self.nodes is not None:
             raise ValueError(
-                f"nodes is {self.nodes} and gradients is {self.gradients!r} under a total; agents "
+                f"nodes is {self.nodes} and gradients is {self.gradients!r} under a total. Agents "
                 "are numbered anew where some have left, and later messages tell of earlier "
-                "gradients: plan for gradients='any' and attacker 'outsider' or 'node', or fix all "
+                "gradients. Plan for gradients='any' and attacker 'outsider' or 'node', or fix all "
                 "phases of a coalition beforehand (planned=True), without a total"
             )
         epsilons = [phase.per_agent_epsilon for phase in (self, *self.phases)]

@@ -100,7 +100,7 @@ def mutual_information(
     if near.distance.min() == 0:
         raise ValueError(
             f"x, y at trial {near.distance.argmin()} are the same as those of at least {k} others "
-            "(k); the estimator is for continuous variables: add a little noise, or subtract what "
+            "(k). The estimator is for continuous variables: add a little noise, or subtract what "
             "is large and the same in all trials first"
         )
     psi = special.digamma(np.arange(1, trials + 1))

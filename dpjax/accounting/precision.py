@@ -77,7 +77,7 @@ def inverse(covariance: Matrix) -> Matrix:
 def _singular(name: str) -> ValueError:
     return ValueError(
         f"{name} is singular, nearly singular or indefinite: some combination of the messages "
-        "would carry (almost) no noise; add independent noise to every agent, or use another "
+        "would carry (almost) no noise. Add independent noise to every agent, or use another "
         "design ('central' is a reference that does not defend against outsiders)"
     )
 

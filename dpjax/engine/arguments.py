@@ -147,7 +147,7 @@ def _check_counts(plans: Plans, problem: Problem) -> None:
     if problem.partition.origin == "private" and plans[0].config.release:
         raise ValueError(
             "partition is made from private values (labels in partition.dirichlet), so that a "
-            "record that changes moves others to other agents, which no release covers; deal "
+            "record that changes moves others to other agents, which no release covers. Deal "
             'records by partition.iid, by_size or by_owner ("iid" or "owner" in a file of '
             "settings), or give release=False"
         )

@@ -385,9 +385,9 @@ def _warn_of_lost(lost: list[LostNoise | None]) -> None:
     """Warn that noise is finer than the numbers to which it is added."""
     plan, loss = next((plan, loss) for plan, loss in enumerate(lost) if loss is not None)
     warnings.warn(
-        f"noise of plan {plan} is finer than the numbers that it is added to: from round "
+        f"noise of plan {plan} is finer than the numbers that it is added to. From round "
         f"{loss.round:,} on up to {loss.share:.2g} of a message's entries have gone out without "
-        "noise, which the guarantee does not cover; train in float64 (JAX_ENABLE_X64=1), rescale "
+        "noise, which the guarantee does not cover. Train in float64 (JAX_ENABLE_X64=1), rescale "
         "the model, or give fewer rounds or a larger ratio of scales",
         LostNoiseWarning,
         stacklevel=4,

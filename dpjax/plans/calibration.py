@@ -343,7 +343,7 @@ class Target:
         if self.diagonals(strategy) > separation:
             raise ValueError(
                 f"strategy has more than {separation} diagonals as a run applies it, in whose rows "
-                "two draws of a record meet, which no amplified loss here covers; give bands of C "
+                "two draws of a record meet, which no amplified loss here covers. Give bands of C "
                 f"(not of C^-1) of at most {min(separation, rounds_.WIDEST + 1)}, as "
                 "noise.PrefixSum(bands=b) has, or use Cyclic"
             )

@@ -290,7 +290,7 @@ def check_dependence(
         if leak is not None:
             raise ValueError(
                 f"method shows {leak}, which depends on data by another way than the noisy "
-                "payload; put it into Emission.private, keep it with the agent, or ask the "
+                "payload. Put it into Emission.private, keep it with the agent, or ask the "
                 "query at models and by encoders that know no data"
             )
         new = [a or b for a, b in zip(marked, outputs[:states], strict=True)]

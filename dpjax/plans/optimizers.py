@@ -182,9 +182,9 @@ class Chain:
         except Exception as error:
             raise ValueError(
                 f"make is {_validate.shown(self.make)}, which makes no optimizer: "
-                f"{_validate.said(error)}; give a function of the step size, which is traced, that "
+                f"{_validate.said(error)}. Give a function of the step size, which is traced, that "
                 "returns an optax chain of functions of updates, state and parameters alone, for "
-                "parameters of any tree: masks and labels are functions of the parameters, as in "
+                "parameters of any tree. Masks and labels are functions of the parameters, as in "
                 "mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)"
             ) from error
         if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):

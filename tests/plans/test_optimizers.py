@@ -157,7 +157,7 @@ def test_its_state_is_kept_in_checkpoints(tmp_path, network, small, release):
     [
         (
             (0.1, 0.1),
-            "make is 0.1, which makes no optimizer: TypeError.*give a function of the step",
+            "make is 0.1, which makes no optimizer: TypeError.*Give a function of the step",
         ),
         ((lambda step: step, 0.1), "makes no optimizer: AttributeError"),
         ((lambda step: "sgd", 0.1), "makes no optimizer: AttributeError"),
@@ -204,7 +204,7 @@ def _growing(step):
 )
 def test_what_asks_for_more_than_updates_and_state_is_refused_when_it_is_made(make, message):
     """In one line that names what was given, what it said and what to give."""
-    text = f"make is .*, which makes no optimizer: .*{message}.*; give a function of the step size"
+    text = f"make is .*, which makes no optimizer: .*{message}.*Give a function of the step size"
     with pytest.raises(ValueError, match=text) as refused:
         optimizers.Chain(make, 0.1)
     assert "\n" not in str(refused.value)
@@ -234,7 +234,7 @@ LABELS = {"params": {"Dense_0": {"kernel": "a", "bias": "b"}}}
     ],
 )
 def test_masks_and_labels_as_trees_are_told_to_be_functions(make):
-    text = "masks and labels are functions of the parameters, as in mask=lambda params: "
+    text = "Masks and labels are functions of the parameters, as in mask=lambda params: "
     with pytest.raises(ValueError, match=text):
         optimizers.Chain(make, 0.1)
     functions = optax.masked(optax.sgd(0.1), lambda params: jax.tree.map(lambda _: True, params))
