@@ -52,6 +52,7 @@ _UNIT_TEXT = {
 }
 _ACCOUNTANT_TEXT = {
     "gdp": "accounted exactly (Gaussian DP)",
+    "bound": "an upper bound (Gaussian DP)",
     "rdp": "accounted through Renyi DP",
     "paper": "by the Whisper paper's rule",
 }
@@ -117,11 +118,12 @@ def _promise(record: Record) -> str:
 def _accounting(record: Record) -> str:
     """How epsilon follows from the loss, and what finite precision adds."""
     loss = record.loss
-    rule = loss.accounting or _ACCOUNTANT_TEXT[str(record.accountant)]
+    accountant = str(record.accountant)
     # Exact where what is stated is the whole loss to the attacker.
     exact = record.attacker in ("outsider", "aggregator")
-    if parties.phases(record) or record.unused or not exact:
-        rule = rule.replace("accounted exactly", "an upper bound")
+    if accountant == "gdp" and (parties.phases(record) or record.unused or not exact):
+        accountant = "bound"
+    rule = loss.accounting or _ACCOUNTANT_TEXT[accountant]
     text = f"; {rule}{loss.size_text()}"
     if record.accountant in ("rdp", "paper"):
         text += f", exact epsilon = {up(record.exact_epsilon)}"

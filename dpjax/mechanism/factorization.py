@@ -229,14 +229,14 @@ def _within(
     return best
 
 
-def factor_of(gram: SquareMatrix) -> SquareMatrix:
+def factor_of(gram: SquareMatrix, name: str = "gram") -> SquareMatrix:
     """Return F with F'F = ``gram``; ValueError unless it is symmetric positive semidefinite."""
-    gram = _validate.symmetric("gram", gram)
+    gram = _validate.symmetric(name, gram)
     values, vectors = certificate.eigen(gram)
     # Rounding leaves eigenvalues of a semidefinite matrix a little below 0.
     if values[0] < -1e-10 * np.abs(gram).max():
         raise ValueError(
-            f"gram has the eigenvalue {float(values[0])!r}; give a positive semidefinite matrix"
+            f"{name} has the eigenvalue {float(values[0])!r}; give a positive semidefinite matrix"
         )
     return np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
 

@@ -114,10 +114,7 @@ def _root(covariance: SquareMatrix, n: int) -> SquareMatrix:
     matrix = _validate.square("covariance", covariance)
     if matrix.shape != (n, n):
         raise ValueError(f"covariance has shape {matrix.shape}; give [{n}, {n}], as mixing's")
-    try:
-        return np.ascontiguousarray(factor_of(matrix).T)
-    except ValueError as error:
-        raise ValueError(str(error).replace("gram", "covariance")) from None
+    return np.ascontiguousarray(factor_of(matrix, "covariance").T)
 
 
 def _reversing(matrix: SquareMatrix) -> Vector | None:

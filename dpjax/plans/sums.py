@@ -37,14 +37,15 @@ _LONGER = 1.01
 """What rounding may make of a vector's length, where the variance is left to the budget."""
 
 
-SUMMED = NoiseTerms(
+_WHY = (
+    "its loss is that of sums of which nobody sees a part: give "
+    "method=Federated(aggregate=...) and attacker="
+)
+_SUMMED = NoiseTerms(
     attackers=(("aggregator", "any"),),
     payloads=("sum",),
     released=False,
-    why=(
-        "its loss is that of sums of which nobody sees a part: give "
-        f"method=Federated(aggregate=...) and attacker='aggregator'; {SIMULATED}"
-    ),
+    why=f"{_WHY}'aggregator'; {SIMULATED}",
 )
 """Of noise in shares of a sum."""
 
@@ -139,9 +140,9 @@ class SumShares(ScaledNoise, _InShares):
     secrets = "shares"
     look = Look("in a secure sum", "#882255", "8", ":")
     terms = dataclasses.replace(
-        SUMMED,
+        _SUMMED,
         attackers=(("aggregator", "any"), ("outsider", "any")),
-        why=SUMMED.why.replace("'aggregator'", "'aggregator' or 'outsider'"),
+        why=f"{_WHY}'aggregator' or 'outsider'; {SIMULATED}",
     )
 
     def unit(self, target: Target) -> PerAgent:
@@ -217,7 +218,7 @@ class Discrete(_InShares):
 
     label = "discrete"
     look = Look("whole numbers in a secure sum", "#56B4E9", "H")
-    terms = dataclasses.replace(SUMMED, loss="zcdp")
+    terms = dataclasses.replace(_SUMMED, loss="zcdp")
     integer_encoded = True
     temporal = False
 
