@@ -31,7 +31,7 @@ from dpjax.topology.links import link_pairs, zero_sum_map
 from dpjax.topology.mixing import HashableMatrix
 from dpjax.transforms import noise as noise_
 
-__all__ = ["PairKeys", "ZeroSum"]
+__all__ = ["PairKeys", "ScaledNoise", "ZeroSum"]
 
 _Pairs: TypeAlias = tuple[tuple[int, int], ...]
 """Links as pairs of agents; tuples, since what compiles a run is hashed."""
