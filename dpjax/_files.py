@@ -18,7 +18,7 @@ from dpjax import _validate
 
 __all__ = ()
 
-Content = bytes | Callable[[BinaryIO], None]
+_Content = bytes | Callable[[BinaryIO], None]
 PathLike = str | os.PathLike[str]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -128,7 +128,7 @@ def _entry(file: Mapping[str, Any], name: str) -> Any:
     )
 
 
-def packed(header: str, arrays: Mapping[str, np.ndarray]) -> Content:
+def packed(header: str, arrays: Mapping[str, np.ndarray]) -> _Content:
     """Return what writes an npz file of arrays, a text and the digest of both, for `unpacked`.
 
     Args:
@@ -315,7 +315,7 @@ class Lock:
             self._open()
 
 
-def create(path: Path, content: Content, *, mode: int = 0o666) -> None:
+def create(path: Path, content: _Content, *, mode: int = 0o666) -> None:
     """Write a new file; its folder is made.
 
     Args:
@@ -337,7 +337,7 @@ def create(path: Path, content: Content, *, mode: int = 0o666) -> None:
             os.replace(beside, path)
 
 
-def replace(path: Path, content: Content, *, mode: int = 0o666) -> None:
+def replace(path: Path, content: _Content, *, mode: int = 0o666) -> None:
     """Write a file in place of the one before it; its folder is made.
 
     Args:
@@ -350,7 +350,7 @@ def replace(path: Path, content: Content, *, mode: int = 0o666) -> None:
 
 
 @contextlib.contextmanager
-def _beside(path: Path, content: Content, mode: int) -> Iterator[Path]:
+def _beside(path: Path, content: _Content, mode: int) -> Iterator[Path]:
     """A written file in the same folder, gone when the block ends."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -304,12 +304,12 @@ def row_sum(rows: Array) -> Array:
 # --- Sums of squares, or of sizes, whose rounding is bounded whatever the order of additions ---
 
 # Up to this many entries one sum, in any order, is accurate enough.
-ONE_SUM = 4_096
+_ONE_SUM = 4_096
 
 
 def sum_levels(size: int) -> tuple[int, int]:
     """Length and number of the partial sums of that many numbers."""
-    if size <= ONE_SUM:
+    if size <= _ONE_SUM:
         return size, 1
     length = math.isqrt(size - 1) + 1
     return length, -(-size // length)

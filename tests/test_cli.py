@@ -281,7 +281,7 @@ def test_the_table_compares_the_designs_and_orders_them(capsys: Capture) -> None
 def test_of_many_agents_designs_that_take_minutes_are_left_out(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(design, "MANY", 7)
+    monkeypatch.setattr(design, "_MANY", 7)
     results = []
     make = design.design
 
@@ -302,7 +302,7 @@ def test_of_many_agents_designs_that_take_minutes_are_left_out(
     assert cli.main([*DESIGN, "--kind", "whisper"]) == 0
     assert results == ["independent", "pairwise", "whisper"]
     assert "left out: Whisper, horizon, which" in capsys.readouterr().out
-    monkeypatch.setattr(design, "MANY", 8)
+    monkeypatch.setattr(design, "_MANY", 8)
     monkeypatch.setattr(design, "design", make)
     assert cli.main([*DESIGN, "--kind", "pairwise"]) == 0
     out, err = capsys.readouterr()
@@ -312,7 +312,7 @@ def test_of_many_agents_designs_that_take_minutes_are_left_out(
 def test_all_designs_of_many_agents_are_compared_where_asked(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(design, "MANY", 7)
+    monkeypatch.setattr(design, "_MANY", 7)
     assert cli.main([*DESIGN, "--kind", "independent", "--all-designs"]) == 0
     out, err = capsys.readouterr()
     assert "left out" not in out

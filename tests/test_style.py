@@ -8,8 +8,8 @@ core's syntax nodes may rise, by the nodes of a new part (CONTRIBUTING.md). The 
     vague names           % of bindings
     comment lines         a hundred statements
     syntax nodes          in all
-    repeated names        public top-level names that several modules define
-    unshared names        public top-level names that no other module, page or script mentions
+    repeated names        public top-level names, constants and types too, of several modules
+    unshared names        those that no other file imports, or calls by their module's name
     all others            a thousand statements
 """
 
@@ -43,7 +43,7 @@ BOUNDS = {
     "long comprehensions": Bound(1, 1),
     "syntax nodes": Bound(260_000, 260_000),
     "repeated names": Bound(2, 2),
-    "unshared names": Bound(0, 0),
+    "unshared names": Bound(3, 0),
 }
 # Of everything else together. A new test adds nodes, so only rates are bounded.
 OTHER_BOUNDS = {
@@ -207,6 +207,17 @@ def long_comprehensions(nodes: list[ast.AST]) -> Iterator[Place]:
                 yield Place(node.lineno, lines, f"{lines} lines")
 
 
+def top_level_names(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Classes, functions, constants and names of types that a module defines, with their lines."""
+    for node in tree.body:
+        if isinstance(node, DEFINITIONS):
+            yield node.name, node.lineno
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Name):
+                yield target.id, node.lineno
+
+
 def comment_lines(text: str) -> int:
     """Lines of comments below the first block, a licence, say."""
     rows = [row.strip() for row in text.splitlines()]
@@ -241,9 +252,9 @@ def examined(text: str, path: str = "snippet.py") -> Examined:
     places[LEAST] = [Place(1, missing, f"{comments} for {statements} statements")]
     places["syntax nodes"] = [Place(1, len(nodes), f"{len(nodes)} nodes")]
     public = {}
-    for node in tree.body:
-        if isinstance(node, DEFINITIONS) and not node.name.startswith("_"):
-            public[node.name] = node.lineno
+    for name, line in top_level_names(tree):
+        if not name.startswith("_"):
+            public.setdefault(name, line)
     bindings = sum(1 for _ in bound_names(nodes))
     return Examined(path, len(nodes), statements, bindings, places, public)
 
@@ -287,7 +298,7 @@ def others() -> list[Examined]:
 
 
 def homes(files: list[Examined]) -> dict[str, list[tuple[str, int]]]:
-    """Where each public top-level class and function is defined."""
+    """Where each public top-level name is defined."""
     places = collections.defaultdict(list)
     for file in files:
         for name, line in file.public.items():
@@ -301,22 +312,60 @@ def repeated_names(files: list[Examined]) -> dict[str, list[tuple[str, int]]]:
 
 
 def unshared_names(
-    files: list[Examined], texts: list[frozenset[str]]
+    files: list[Examined], uses: dict[str, frozenset[tuple[str, str]]]
 ) -> dict[str, list[tuple[str, int]]]:
-    """Public top-level names that no text mentions but those of the modules that define them."""
-    uses = collections.Counter(word for words in texts for word in words)
-    return {name: places for name, places in homes(files).items() if uses[name] <= len(places)}
+    """Public top-level names that no other file takes from their module.
+
+    Args:
+        files: The modules.
+        uses: What every file takes from modules, by the file's path.
+    """
+    users = collections.defaultdict(set)
+    for path, pairs in uses.items():
+        for pair in pairs:
+            users[pair].add(path)
+    unshared = {}
+    for name, places in homes(files).items():
+        alone = [place for place in places if not users[module_of(place[0]), name] - {place[0]}]
+        if alone:
+            unshared[name] = alone
+    return unshared
 
 
-def texts() -> list[frozenset[str]]:
-    """The words of every file that may use a name."""
-    words = []
+def module_of(path: str) -> str:
+    """The last part of a module's dotted name."""
+    file = Path(path)
+    return file.parent.name if file.stem == "__init__" else file.stem
+
+
+def uses_in(text: str, is_python: bool = True) -> frozenset[tuple[str, str]]:
+    """Names that a file takes from modules: ``from m import n`` and ``m.n``, as pairs (m, n).
+
+    Texts count, too: the command line finds its commands by them, and pages hold snippets.
+    """
+    # Pairs may overlap, as in a.b.c.
+    pairs = re.findall(r"(?=\b(\w+)\.(\w+))", text)
+    for module, names in re.findall(r"from (?:\w+\.)*(\w+) import (\w[\w, ]*)", text):
+        pairs += [(module, name) for name in names.split(", ")]
+    aliases = {}
+    for node in ast.walk(ast.parse(text)) if is_python else ():
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                aliases[alias.asname or alias.name] = alias.name.rpartition(".")[2]
+                if isinstance(node, ast.ImportFrom):
+                    pairs.append(((node.module or "").rpartition(".")[2], alias.name))
+    return frozenset((aliases.get(module, module), name) for module, name in pairs)
+
+
+def uses() -> dict[str, frozenset[tuple[str, str]]]:
+    """What every file takes from modules, by its path."""
+    pairs = {}
     for folder in ("dpjax", *OTHERS[:4], *PAGES):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".md", ".txt"):
                 text = path.read_text(errors="replace")
-                words.append(frozenset(re.findall(r"\w+", text)))
-    return words
+                pairs[str(path.relative_to(ROOT))] = uses_in(text, path.suffix == ".py")
+    return pairs
 
 
 def worst(name: str, files: list[Examined]) -> list[str]:
@@ -361,7 +410,7 @@ def test_few_names_stand_in_several_modules():
 
 
 def test_names_that_their_module_alone_uses_are_private():
-    names = unshared_names(core(), texts())
+    names = unshared_names(core(), uses())
     lines = [f"{place_text(names[name][0])} {name}" for name in sorted(names)[:10]]
     kind = "unshared names"
     message = refusal(kind, len(names), BOUNDS[kind], lines)
@@ -397,13 +446,26 @@ def test_a_measure_counts_what_it_says(name, snippet, value):
 
 
 def test_names_are_looked_up_in_all_modules():
-    first = examined("def alone(): ...\ndef shared(): ...\nclass _Hidden: ...", "first.py")
-    second = examined("def shared(): ...\nclass Used: ...", "second.py")
+    text = "def alone(): ...\ndef shared(): ...\nclass _Hidden: ...\nLIMIT = 1\nRow: type = dict\n"
+    first = examined(text, "first.py")
+    second = examined("def shared(): ...\nclass Used: ...\nLIMIT = 2", "second.py")
     files = [first, second]
-    assert repeated_names(files) == {"shared": [("first.py", 2), ("second.py", 1)]}
-    words = [{"alone", "shared"}, {"shared", "Used"}, {"Used"}]
-    unshared = unshared_names(files, [frozenset(text) for text in words])
-    assert set(unshared) == {"alone", "shared"}
+    assert repeated_names(files) == {
+        "shared": [("first.py", 2), ("second.py", 1)],
+        "LIMIT": [("first.py", 4), ("second.py", 3)],
+    }
+    texts = {
+        # Its own uses and plain words are no uses by others.
+        "first.py": "import second\nsecond.shared()\nfirst.alone()\nUsed = LIMIT",
+        "second.py": "import first as before\nbefore.Row\nfrom first import (\n    shared,\n)",
+        "page.md": "alone, `second.Used` and first.py",
+    }
+    pairs = {path: uses_in(text, path.endswith("py")) for path, text in texts.items()}
+    unshared = unshared_names(files, pairs)
+    assert unshared == {
+        "alone": [("first.py", 1)],
+        "LIMIT": [("first.py", 4), ("second.py", 3)],
+    }
 
 
 def test_a_broken_bound_shows_the_worst_places():

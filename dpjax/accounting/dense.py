@@ -29,7 +29,7 @@ __all__ = ["energies"]
 # Bytes that A and B together may take.
 _LARGEST = 3 * 2**30
 # Multiplications that deciding a rank may take.
-LARGEST_RANK = 2e8
+_LARGEST_RANK = 2e8
 _PRIMES = (2147483647, 2147483629)
 
 
@@ -182,7 +182,7 @@ def confirmed(model: Model, estimate: Energies, rational: ModelMaker | None) -> 
     Returns:
         The same with ``hidden`` and ``leak`` decided where ranks agree; else as given.
     """
-    if estimate.rank is None or _work(model, len(estimate.rank)) > LARGEST_RANK:
+    if estimate.rank is None or _work(model, len(estimate.rank)) > _LARGEST_RANK:
         return estimate
     count, shows = ranks(rational() if rational else model, len(estimate.rank))
     if (count != estimate.rank.cumsum()).any():

@@ -28,7 +28,7 @@ __all__ = ["release_cost", "release_grid"]
 # Largest share of delta that finite precision may use.
 LIMIT = 0.01
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 _UNIT = 2.0**-53
 _SLOPE = 12.0
 _COARSEST = 2.0**-3
@@ -323,8 +323,8 @@ def of_group(records: int, mu: float, spent: tuple[float, float], delta: float) 
 
 
 def grown(
-    state: Callable[[float], tuple[T, float]], added_delta: float, delta: float, epsilon: float
-) -> T | None:
+    state: Callable[[float], tuple[_T, float]], added_delta: float, delta: float, epsilon: float
+) -> _T | None:
     """What is stated where a larger epsilon makes finite precision take more of delta.
 
     The part that it takes grows like e^epsilon.

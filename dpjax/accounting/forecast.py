@@ -66,7 +66,7 @@ _NUMBERS = 4096
 _STORED = 2**24
 _ROUNDS = 1000
 
-Level = Literal["learns", "poor", "hopeless"]
+_Level = Literal["learns", "poor", "hopeless"]
 
 _MEANING: dict[str, str] = {
     "learns": "expect it to learn",
@@ -139,7 +139,7 @@ class Forecast:
         return self.floor_rate * sqrt(self.parameters)
 
     @property
-    def level(self) -> Level:
+    def level(self) -> _Level:
         """ "learns" up to `GOOD` of the unit, "hopeless" from `HOPELESS`, "poor" between.
 
         It is that of the larger one of ratio and disagreement.

@@ -48,17 +48,17 @@ CERTAIN = 1e-6
 # Those below this may be rounding alone; between the two it is open.
 DROPPED = 1e-9
 # Rounding that a row may carry in units of its own noise; where it is more, it is the unit.
-SHARP = 1e-11
+_SHARP = 1e-11
 # Relative rounding of the whitened innovations beyond which a loss is open.
-EXACT = 1e-9
+_EXACT = 1e-9
 TRACE = 1e-300
 _LEAST = 1e-150  # Its square is no zero.
 # A response of this share of its terms where no noise is: the loss is infinite.
 LEAK = 1e-6
 # Relative rounding of a loss from which on it is stated.
-SHOWN = 1e-9
+_SHOWN = 1e-9
 # Largest state for which one thread is faster.
-SMALL = 400
+_SMALL = 400
 # Bytes of working memory.
 _LARGEST = 6 * 2**30
 
@@ -181,7 +181,7 @@ def _filter_step(model: Model, carry: _Arrays, t: Array) -> tuple[_Arrays, tuple
     blur = abs(here.state_output) @ (rounding + UNIT * width) + UNIT * norms
     # A row without any noise is told from one whose noise is rounding.
     silent = (norms == 0) & (blur == 0)
-    unit = jnp.where(silent, 1.0, jnp.maximum(norms, blur / SHARP))
+    unit = jnp.where(silent, 1.0, jnp.maximum(norms, blur / _SHARP))
     scaled = observed / unit[:, None]
     short = observed.shape[0] - observed.shape[1]
     if short > 0:
@@ -194,7 +194,7 @@ def _filter_step(model: Model, carry: _Arrays, t: Array) -> tuple[_Arrays, tuple
     smallest = jnp.where(nonzero, values, values[0]).min()
     relative_blur = (blur / unit).max()
     uncertain = nonzero.any() & (smallest < CERTAIN)
-    ambiguous = uncertain | (relative_blur > EXACT * smallest)
+    ambiguous = uncertain | (relative_blur > _EXACT * smallest)
     rank = nonzero.sum()
     hidden = rank + silent.sum() < len(values)
     v = jnp.where(nonzero[:, None], v, 0.0)
@@ -384,7 +384,7 @@ def _windows(closed: Array, length: int) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames=("rounds", "epochs", "separation"))
-def sweeps(model: Model, rounds: int, epochs: int, separation: int) -> _Swept:
+def _sweeps(model: Model, rounds: int, epochs: int, separation: int) -> _Swept:
     """Values, rounding, leaks and doubts of a model."""
     (values, blur, leak, doubt), rest = _sweep(model, rounds, epochs > 1)
     values = values[:, None]
@@ -451,11 +451,11 @@ def whitened_energies(model: Model, participation: Participation) -> Energies:
         numbers += rounds * s * s * (1 if separation == 1 else 4)
     filter_text = f"a filter of {s} states, {m} observed rows and {n} agents"
     _validate.memory("rounds", rounds, filter_text, numbers, maximum=_LARGEST)
-    one_thread = jax.default_backend() == "cpu" and s <= SMALL
+    one_thread = jax.default_backend() == "cpu" and s <= _SMALL
     with double_precision(), one_lapack_thread() if one_thread else contextlib.nullcontext():
         parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))
         values, blur, leak, doubt = jax.tree.map(
-            np.asarray, sweeps(parts, rounds, epochs, separation)
+            np.asarray, _sweeps(parts, rounds, epochs, separation)
         )
     margin = rounding(values, blur, participation)
     hidden = bool(doubt.hidden)
@@ -530,13 +530,13 @@ def squares(energies_: Energies, participation: Participation) -> tuple[Vector, 
 
     Returns:
         [n] `pattern_sums`, never below those of exact arithmetic, and [n] True where rounding is
-        more than `SHOWN` of a loss, or where entries below 0 leave open how much of the sum of
+        more than `_SHOWN` of a loss, or where entries below 0 leave open how much of the sum of
         sizes gradients can reach.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         rounding = 0.0 if energies_.rounding is None else energies_.rounding
         bounds = pattern_sums(abs(energies_.values) + rounding, participation)
-        return bounds, bounds > _largest(energies_.values, participation) * (1 + SHOWN) ** 2
+        return bounds, bounds > _largest(energies_.values, participation) * (1 + _SHOWN) ** 2
 
 
 def clear(energies_: Energies) -> Flags:

@@ -37,7 +37,7 @@ __all__ = ["mutual_information"]
 # Beyond it squares, of which standard deviations are made, overflow.
 _LARGEST = 1e150
 # Trials from which k-d trees are asked by several threads, whose start takes milliseconds.
-THREADS_FROM = 2000
+_THREADS_FROM = 2000
 
 
 class NeighbourCounts(NamedTuple):
@@ -119,7 +119,7 @@ def tree(x: Numbers, y: Numbers, k: int) -> NeighbourCounts:
 
     points = np.hstack([x, y])
     # Every trial is its own nearest one.
-    workers = -1 if len(points) >= THREADS_FROM else 1
+    workers = -1 if len(points) >= _THREADS_FROM else 1
     distance = spatial.cKDTree(points).query(points, [k + 1], p=np.inf, workers=workers)[0][:, 0]
     return NeighbourCounts(_nearer(x, distance), _nearer(y, distance), distance)
 

@@ -45,7 +45,7 @@ _DRAWN = "it may know which records were drawn, and this epsilon counts on secre
 _CORRELATED = "it can work out its own noise, and other agents' noise is correlated with that"
 _RELEASED = "it knows no more than an outsider, also together with others"
 _APART = ", if it neither runs this process nor reads its key, which draws all agents' noise"
-PROCESS = "whoever runs this process"
+_PROCESS = "whoever runs this process"
 
 # Whom a simulation's rows are about; in a simulation itself one seed draws all noise.
 _KEEPERS: dict[str | None, str] = {
@@ -158,7 +158,7 @@ def table(record: Record, unprotected: str = "no noise is added") -> Protection:
             f"the seed of a simulation gives all noise{batches} away, and records hold it; "
             f"the other rows are about {keepers(record)}"
         )
-    reasons.append((PROCESS, False, "it holds all agents' data and keys"))
+    reasons.append((_PROCESS, False, "it holds all agents' data and keys"))
     reasons.append(("whoever holds the seed", False, why))
     # The paper's rule may state less than what holds.
     epsilon = max(record.epsilon, record.exact_epsilon)
@@ -244,7 +244,7 @@ def sentences(record: Record, process: bool) -> str:
         record: The guarantee, whose statement says those two itself.
         process: Whether one process holds all agents, as in every run of this package.
     """
-    named = {_named(record)} if process else {_named(record), PROCESS}
+    named = {_named(record)} if process else {_named(record), _PROCESS}
     return " ".join(str(row) for row in table(record)[:-1] if row.party not in named)
 
 

@@ -21,7 +21,7 @@ from dpjax.accounting.rounding import MARGIN
 
 __all__ = ["Threat"]
 
-Attacker = Literal["outsider", "node", "coalition", "aggregator"]
+_Attacker = Literal["outsider", "node", "coalition", "aggregator"]
 """Words of `dpjax.accounting.wording.ATTACKERS`."""
 
 Secrets = Literal["own", "group", "shared", "links", "shares", "alone"]
@@ -59,7 +59,7 @@ class Threat:
     """
 
     relation: budget.Relation | None
-    attacker: Attacker | None
+    attacker: _Attacker | None
     clip_norm: float
     gradients: Literal["any", "view"] = "any"
     nodes: Ints | None = None
@@ -73,7 +73,7 @@ class Threat:
             return
         words = {
             "relation": budget.RELATIONS,
-            "attacker": get_args(Attacker),
+            "attacker": get_args(_Attacker),
             "gradients": ("any", "view"),
             "norm": ("l2", "l1"),
         }
@@ -99,7 +99,7 @@ class Threat:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caveats:
+class _Caveats:
     """What a guarantee counts on, and what it does not cover.
 
     Attributes:
@@ -177,7 +177,7 @@ def _loss(name: str, default: Any = None) -> property:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(Threat, Caveats):
+class Record(Threat, _Caveats):
     """(epsilon, delta)-DP of a run: the threat, the loss, and the caveats.
 
     Attributes:
@@ -226,7 +226,7 @@ class Record(Threat, Caveats):
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
         Threat.__post_init__(self)
-        Caveats.__post_init__(self)
+        _Caveats.__post_init__(self)
         # The loss is stated at what is left of delta.
         if self.added_delta and not self.added_delta < self.delta:
             raise ValueError(f"added_delta is {self.added_delta}; give less than {self.delta}")
@@ -378,7 +378,7 @@ class Record(Threat, Caveats):
             rounds: Of the loss.
             mu: Of a Gaussian loss; None with ``other_loss``.
             other_loss: A loss that is not Gaussian.
-            fields: Of this record, `Threat` and `Caveats`; ``white``, ``over_rounds`` and
+            fields: Of this record, `Threat` and `_Caveats`; ``white``, ``over_rounds`` and
                 ``participation`` of a Gaussian loss; ``unit``, which the relation says itself.
 
         Raises:

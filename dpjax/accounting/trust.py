@@ -33,7 +33,7 @@ __all__ = ()
 _Agents: TypeAlias = Sequence[int]
 
 # Numbers in the state beyond which a strategy takes the dense route.
-LARGEST_STATE = 1500
+_LARGEST_STATE = 1500
 
 
 class _StrategyMemory(NamedTuple):
@@ -302,7 +302,7 @@ class LinearAlgorithm:
         rounds = None
         if strategy is not None:
             rounds = len(strategy)
-            small = past + 1 < rounds and n * (1 + past) <= LARGEST_STATE
+            small = past + 1 < rounds and n * (1 + past) <= _LARGEST_STATE
         loss: Judge = by_rows
         if not nodes and np.array_equal(observed, np.eye(n)[None]):
             loss = all_messages

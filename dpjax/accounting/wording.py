@@ -37,7 +37,7 @@ _OF_SUMS = (
 )
 
 # Why the whole loss stands from the first round on; None in records that do not say.
-OVER_ROUNDS = {
+_OVER_ROUNDS = {
     "correlated": "with noise correlated over rounds",
     "schedule": "with noise of a scale that changes by round",
     "sampler": "in some of which alone each record takes part, perhaps the first,",
@@ -97,7 +97,7 @@ def _promise(record: Record) -> str:
     # What part of a view the first rounds are is not known, whatever the noise.
     if not record.white and record.gradients != "view":
         text += (
-            " in one phase" if len(record.phases) == 1 else f" {OVER_ROUNDS[record.over_rounds]}"
+            " in one phase" if len(record.phases) == 1 else f" {_OVER_ROUNDS[record.over_rounds]}"
         )
     text += f" against {attacker}"
     text += _nodes_text(record, ", agents ")

@@ -25,7 +25,7 @@ from dpjax.topology.mixing import Mixing, SquareMatrix
 __all__ = ["ZipDL"]
 
 
-class Links(NamedTuple):
+class _Links(NamedTuple):
     """Links by sender; agents also send to themselves.
 
     Attributes:
@@ -39,7 +39,7 @@ class Links(NamedTuple):
     weight: Float[np.ndarray, " l"]
 
 
-def links(mixing: SquareMatrix) -> Links:
+def links(mixing: SquareMatrix) -> _Links:
     """Return the links of a mixing matrix.
 
     Args:
@@ -52,7 +52,7 @@ def links(mixing: SquareMatrix) -> Links:
     if matrix.ndim != 2:
         raise ValueError(f"mixing has shape {matrix.shape}; Zip-DL takes one matrix [n, n]")
     sender, receiver = message_pairs(matrix)
-    return Links(sender, receiver, matrix[receiver, sender])
+    return _Links(sender, receiver, matrix[receiver, sender])
 
 
 @dataclass(frozen=True)

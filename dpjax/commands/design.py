@@ -31,7 +31,7 @@ COMPARED = {part.label: part for part in noise.PARTS if part.title}
 """Designs that are compared."""
 _Compared: TypeAlias = tuple[str, SquareMatrix, forecast_.Forecast | None]
 """A design's title, its covariance, and what its noise leaves to learn."""
-MANY = 300
+_MANY = 300
 """Above so many agents slow designs take minutes."""
 
 FIGURES = {
@@ -219,7 +219,7 @@ def _plans(
     plans = {}
     for kind, part in COMPARED.items():
         # The chosen design is made however long it takes, the others only on request.
-        slow = part.slow and len(matrix) > MANY
+        slow = part.slow and len(matrix) > _MANY
         if slow and kind != chosen_kind and not all_designs:
             continue
         if slow:
@@ -232,7 +232,7 @@ def _plans(
 
 def _progress(kind: str, covariance: SquareMatrix, matrix: SquareMatrix) -> None:
     """Say that a design for many agents is made, and what it costs."""
-    if len(matrix) > MANY:
+    if len(matrix) > _MANY:
         energy = spatial.energy(covariance, matrix)
         _files.say(f"{kind}: noise energy {energy:.5g} in one step")
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Sweep", "sweep"]
 
-Point: TypeAlias = Mapping[str, Any]
+_Point: TypeAlias = Mapping[str, Any]
 """The values of a point of a grid, by field."""
-_Work: TypeAlias = Mapping[Path, tuple[Sequence[Config], Sequence[Point]]]
+_Work: TypeAlias = Mapping[Path, tuple[Sequence[Config], Sequence[_Point]]]
 """Files, and the group of configs that each is of, with their columns."""
 
 
@@ -83,7 +83,7 @@ class Sweep:
         [{'optimizer.step_size': 0.2}]
     """
 
-    points: tuple[Point, ...]
+    points: tuple[_Point, ...]
     frame: "pandas.DataFrame" = dataclasses.field(repr=False)
 
     def to_frame(self) -> "pandas.DataFrame":
@@ -110,7 +110,7 @@ class Sweep:
 
     def best(
         self, metric: str, over: str | Collection[str], *, largest: bool = False
-    ) -> list[Point]:
+    ) -> list[_Point]:
         """The best points, one for each combination of the other fields: a grid for `sweep`.
 
         The search is not accounted for in any guarantee, which is one run's.
@@ -135,7 +135,7 @@ class Sweep:
         last = self.frame.groupby(["point", "seed"]).tail(1)
         # A run that diverged is the worst, whichever way is better.
         losses = (-last[metric] if largest else last[metric]).fillna(math.inf)
-        best: dict[int, Point] = {}
+        best: dict[int, _Point] = {}
         for index in losses.groupby(last["point"]).mean().sort_values(kind="stable").index:
             point = self.points[index]
             others = {name: point[name] for name in point if name not in searched}
@@ -147,7 +147,7 @@ class Sweep:
 
 def sweep(
     config: Config,
-    grid: Mapping[str, Sequence[Any]] | Sequence[Point],
+    grid: Mapping[str, Sequence[Any]] | Sequence[_Point],
     mixing: mixing_.DenseMixing,
     problem: Problem | Sequence[Problem],
     *,
@@ -214,7 +214,7 @@ def sweep(
     """
     import pandas
 
-    points: dict[Config, Point] = {}
+    points: dict[Config, _Point] = {}
     for point in _combinations(grid):
         points.setdefault(_replaced(config, point), point)
     if any(config.release for config in points):
@@ -272,7 +272,7 @@ def sweep(
     return Sweep(tuple(points.values()), frame.drop(columns="plan"))
 
 
-def _same(point: Point, other: Point) -> bool:
+def _same(point: _Point, other: _Point) -> bool:
     """Whether two points have equal values, of which some may be arrays."""
 
     def equal(a: Any, b: Any) -> bool:
@@ -281,7 +281,7 @@ def _same(point: Point, other: Point) -> bool:
     return point.keys() == other.keys() and all(equal(point[name], other[name]) for name in point)
 
 
-def _combinations(grid: Any) -> list[Point]:
+def _combinations(grid: Any) -> list[_Point]:
     """The points of a grid."""
     lists = grid.values() if isinstance(grid, Mapping) else [None]
     if all(isinstance(values, Collection) and not isinstance(values, str) for values in lists):
@@ -295,7 +295,7 @@ def _combinations(grid: Any) -> list[Point]:
     return list(grid)
 
 
-def _replaced(config: Config, point: Point) -> Config:
+def _replaced(config: Config, point: _Point) -> Config:
     """The config with the values of a point."""
     changes: dict[str, Any] = {}
     for name in sorted(point):  # Whole parts come before their own fields.
@@ -415,7 +415,7 @@ def _fill(
 
 
 def _run(
-    path: Path, group: Sequence[Config], columns: Sequence[Point], task: _Task, progress: bool
+    path: Path, group: Sequence[Config], columns: Sequence[_Point], task: _Task, progress: bool
 ) -> None:
     """Run the configs of a group and write their rows."""
     problems, _, options = task
@@ -437,7 +437,7 @@ def _run(
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _columns(config: Config, point: Point) -> dict[str, Any]:
+def _columns(config: Config, point: _Point) -> dict[str, Any]:
     """The values of a point's fields as a table holds them; nan where the config lacks the part."""
     columns = {}
     for name in point:

@@ -55,7 +55,7 @@ def load(name: str, *, cache: _files.PathLike | None = None, download: bool = Tr
         raise ValueError(f"name is {name!r}; give one data set's, as text: 'digits', say")
     entry = catalog.SETS.get(name)
     if entry is not None and entry.bundled:
-        arrays = bundled(name)
+        arrays = _bundled(name)
         sha256 = canonical.combined_digest(canonical.part_digests(arrays))
         return Dataset(name=name, source=entry.source, sha256=sha256, **(_NO_TEST | arrays))
     path = root / f"{name}.npz"
@@ -190,7 +190,7 @@ def libsvm(path: Path, features: int | None) -> tuple[Float[np.ndarray, "N d"], 
     return sparse.toarray().astype(np.float32), canonical.as_labels(targets)
 
 
-def bundled(name: str) -> canonical.DatasetArrays:
+def _bundled(name: str) -> canonical.DatasetArrays:
     """Return a data set of scikit-learn, split and standardised.
 
     A fifth of each class is for testing, chosen by a fixed seed: the split is the same for

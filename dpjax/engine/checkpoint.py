@@ -177,7 +177,7 @@ def check_alike(arguments: Sequence[Identity]) -> Identity:
     # Of the training data each process may hold its own agents' alone.
     shared = [{**identity, _LOCAL: ""} for identity in arguments]
     for number, identity in enumerate(shared):
-        differing = differences(identity, shared[0])
+        differing = _differences(identity, shared[0])
         if differing:
             raise ValueError(
                 f"process {number} (there) was not called like process 0 (here), which differs in "
@@ -199,7 +199,7 @@ def _configs(plans: Sequence[Plan]) -> Identity:
     return {name: ", ".join(values) for name, values in fields.items()}
 
 
-def differences(stored: Identity, current: Identity) -> str:
+def _differences(stored: Identity, current: Identity) -> str:
     """Describe the differences of two identities; empty where there are none.
 
     Args:
@@ -424,7 +424,7 @@ class Storage:
             header = json.loads(text)
             if header["format"] != _FORMAT:
                 raise ValueError("another format; end the run with the version that began it")
-        differing = differences(header["identity"], self._identity)
+        differing = _differences(header["identity"], self._identity)
         if differing:
             raise ValueError(
                 f"checkpoint {self.folder} belongs to another run, which differs in {differing}; "

@@ -18,7 +18,7 @@ from dpjax.topology.mixing import HashableMatrix, Mixing, SquareMatrix
 
 __all__ = ["Design"]
 
-Network: TypeAlias = Mixing | HashableMatrix
+_Network: TypeAlias = Mixing | HashableMatrix
 """W or a schedule of them; one with its digest has been checked."""
 _Covariance: TypeAlias = SquareMatrix | Vector
 """R, or its diagonal."""
@@ -125,7 +125,7 @@ class Design:
 
     def check(
         self,
-        mixing: Network,
+        mixing: _Network,
         precision_bound: Bound,
     ) -> "Design":
         """Return the design if it was made for these arguments, else raise ValueError.
@@ -179,7 +179,7 @@ class Design:
         return cls(**content)
 
     @classmethod
-    def independent(cls, mixing: Network, precision_bound: Bound) -> "Design":
+    def independent(cls, mixing: _Network, precision_bound: Bound) -> "Design":
         """Return R = diag(1 / b_i): every agent on its own.
 
         Args:
@@ -209,7 +209,7 @@ class Design:
         return cls.of("independent", network, precision_bound, covariance, value)
 
     @classmethod
-    def pairwise(cls, mixing: Network, precision_bound: Bound) -> "Design":
+    def pairwise(cls, mixing: _Network, precision_bound: Bound) -> "Design":
         """Return the design of `spatial.pairwise` (DECOR) for one step.
 
         Args:
@@ -241,7 +241,7 @@ class Design:
     @classmethod
     def whisper(
         cls,
-        mixing: Network,
+        mixing: _Network,
         precision_bound: Bound,
         horizon: int | None = None,
         *,
@@ -309,7 +309,7 @@ class Design:
         )
 
 
-def _checked(mixing: Network) -> HashableMatrix:
+def _checked(mixing: _Network) -> HashableMatrix:
     """The mixing matrix with its digest; one that has it was checked."""
     if isinstance(mixing, HashableMatrix):
         return mixing

@@ -31,7 +31,7 @@ Device: TypeAlias = jax.Device | None
 # decides which directions W kills); slack constraints leave up to 1e-7.
 _ATTAINED = 3e-7
 _BISECTIONS = 40
-LARGEST_SDP = 30
+_LARGEST_SDP = 30
 _ARRAYS = ("precision", "covariance", "multipliers")
 
 
@@ -334,9 +334,9 @@ def _solve_sdp(gram: SquareMatrix, tolerance: float = 1e-9) -> tuple[SquareMatri
         ValueError: for n > 30, without cvxpy and Clarabel, or when Clarabel fails.
     """
     n = gram.shape[0]
-    if n > LARGEST_SDP:
+    if n > _LARGEST_SDP:
         raise ValueError(
-            f'gram has n={n}; solver="sdp" is for n <= {LARGEST_SDP} (use solver="fixed_point")'
+            f'gram has n={n}; solver="sdp" is for n <= {_LARGEST_SDP} (use solver="fixed_point")'
         )
     try:
         importlib.import_module("clarabel")

@@ -41,8 +41,8 @@ from dpjax.topology.mixing import HashableMatrix, Mixing, SquareMatrix
 __all__ = ["PolynomialNoise", "design_polynomial"]
 
 _Coefficients: TypeAlias = Float[np.ndarray, " m"]
-Precision: TypeAlias = Float[np.ndarray, " q"]
-Interval: TypeAlias = tuple[float, float]
+_Precision: TypeAlias = Float[np.ndarray, " q"]
+_Interval: TypeAlias = tuple[float, float]
 _Map: TypeAlias = Callable[[np.ndarray], np.ndarray]
 _DENSE = 512
 """Up to so many agents energies and bounds come from dense matrices."""
@@ -90,7 +90,7 @@ class PolynomialNoise:
 
     coefficients: _Coefficients
     scales: Vector
-    precision: Precision
+    precision: _Precision
     value: float
     lower_bound: float
 
@@ -208,7 +208,7 @@ def rounded(mixing: Mixing) -> HashableMatrix:
 def diagonal_bounds(
     matrix: HashableMatrix,
     coefficients: _Coefficients,
-    precision: Precision,
+    precision: _Precision,
     scales: Vector,
 ) -> Vector:
     """Return upper bounds on [R^-1]_ii of R = S g(W)^2 S, all rounding here included.
@@ -234,7 +234,7 @@ def diagonal_bounds(
     return diagonal / (certain * np.square(scales, dtype=np.float64)) * (1 + 8 * EPS)
 
 
-def interval(matrix: csr_array) -> Interval:
+def interval(matrix: csr_array) -> _Interval:
     """Return an interval that holds the spectrum of a symmetric W >= 0, by Gershgorin's discs.
 
     It begins at -1/2 or below: on a short one, coefficients for [-1, 1] are large and cancel.
@@ -249,8 +249,8 @@ def interval(matrix: csr_array) -> Interval:
 
 def least_product(
     coefficients: _Coefficients,
-    precision: Precision,
-    interval: Interval,
+    precision: _Precision,
+    interval: _Interval,
 ) -> float:
     """Return a lower bound on p g^2 over an interval; 0 where float32 runs lose too much of g.
 
@@ -351,10 +351,10 @@ def _polynomials(
     nodes: Vector,
     weights: Vector,
     energy: _Map,
-    interval: Interval,
+    interval: _Interval,
     half: int,
     degree: int,
-) -> tuple[_Coefficients, Precision]:
+) -> tuple[_Coefficients, _Precision]:
     """The best float32 g and p >= g^-2 for several shares; constants are among them."""
     low, high = interval
     # Chebyshev points, where a polynomial of this degree cannot hide a peak.
@@ -370,7 +370,7 @@ def _polynomials(
     quadratic = (of_g.T * energies) @ of_g
     linear = weights @ chebyshev.chebvander(places, 2 * half)
     best = math.inf
-    solution: tuple[_Coefficients, Precision] = (_ONE, _ONE)
+    solution: tuple[_Coefficients, _Precision] = (_ONE, _ONE)
     for share in (math.inf, *_SHARES):
         # The share of all weight is independent noise, constant polynomials.
         if math.isinf(share):
@@ -402,8 +402,8 @@ def _newton(
     of_g: Factor,
     of_p: Factor,
     quadratic: SquareMatrix,
-    linear: Precision,
-) -> tuple[_Coefficients, Precision]:
+    linear: _Precision,
+) -> tuple[_Coefficients, _Precision]:
     """Minimise g' Q g + c' p subject to p >= g^-2 and g > 0 on a grid, by a logarithmic barrier."""
     m = of_g.shape[1]
     x = np.zeros(m + of_p.shape[1])

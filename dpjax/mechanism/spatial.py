@@ -33,7 +33,7 @@ Subgroups: TypeAlias = Sequence[Sequence[int]] | None
 
 # Where the energy falls for ever with the coupling (W = 11'/n), stop at c lambda_max(L) / s of
 # this size: the excess over the infimum is then about n / 1e5, and so are the variances' growth.
-LARGEST_COUPLING = 1e5
+_LARGEST_COUPLING = 1e5
 _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
@@ -94,7 +94,7 @@ def pairwise(
 
     Returns:
         [n, n] float64. Where no finite c is best (W = 11'/n) it stops at
-        ``LARGEST_COUPLING``; a ``mechanism.design.Design`` says so.
+        ``_LARGEST_COUPLING``; a ``mechanism.design.Design`` says so.
 
     Reference:
         Allouah et al., "The privacy power of correlated noise in decentralized learning", 2024.
@@ -211,7 +211,7 @@ def solve_pairwise(
     independent_energy = np.sum((factor / root) ** 2)
     # Rounding may make a sum of squares negative.
     coupled_energy = max(0.0, trace(factor, laplacian))
-    largest = LARGEST_COUPLING / max(values[-1], bounds.min())
+    largest = _LARGEST_COUPLING / max(values[-1], bounds.min())
 
     def scale(t: float) -> float:
         return np.max(squares @ (1.0 / (1.0 + t * values)))
@@ -220,9 +220,9 @@ def solve_pairwise(
         return scale(t) * (independent_energy + t * coupled_energy)
 
     # In log(1 + t / unit), so that small and large couplings are resolved alike.
-    unit = largest / LARGEST_COUPLING
+    unit = largest / _LARGEST_COUPLING
     low = 0.0
-    high = np.log1p(LARGEST_COUPLING)
+    high = np.log1p(_LARGEST_COUPLING)
     # Golden sections: the energy is quasi-convex along the ray.
     for _ in range(120):
         left = high - _GOLDEN * (high - low)

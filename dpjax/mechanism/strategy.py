@@ -9,7 +9,7 @@ from dpjax import _validate
 __all__ = ()
 
 Strategy = Float[np.ndarray, "t t"]
-EXTREME = 1e12
+_EXTREME = 1e12
 """Largest and inverse of the smallest diagonal entry of a strategy."""
 WORST = 1e6
 """Largest condition number, the largest row sum of |C^-1| |C|."""
@@ -44,7 +44,7 @@ def check_strategy(strategy: object, rounds: int | None = None) -> Strategy:
         [T, T] float64.
 
     Raises:
-        ValueError: For another matrix, or one beyond `EXTREME` or `WORST`.
+        ValueError: For another matrix, or one beyond `_EXTREME` or `WORST`.
     """
     matrix = _validate.square("strategy", strategy)
     if rounds is not None and len(matrix) != rounds:
@@ -54,10 +54,10 @@ def check_strategy(strategy: object, rounds: int | None = None) -> Strategy:
         )
     diagonal = np.diag(matrix)
     # A diagonal that is not positive has a message of its own below.
-    if diagonal.min() > 0 and not (1 / EXTREME <= diagonal.min() <= diagonal.max() <= EXTREME):
+    if diagonal.min() > 0 and not (1 / _EXTREME <= diagonal.min() <= diagonal.max() <= _EXTREME):
         raise ValueError(
             f"strategy has a diagonal from {diagonal.min():.3g} to {diagonal.max():.3g}, with "
-            f"which noise would vanish or overflow; scale it into 1 / {EXTREME:g} .. {EXTREME:g}"
+            f"which noise would vanish or overflow; scale it into 1 / {_EXTREME:g} .. {_EXTREME:g}"
         )
     if not is_triangular(matrix) or not (diagonal > 0).all():
         raise ValueError(

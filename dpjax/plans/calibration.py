@@ -533,11 +533,11 @@ class Factored(OverAgents):
         strategy = None if self.strategy is None else rounds_.applied(self.strategy, np.float64)
         return finite.release_grid(self.factor, target.rounds, strategy)
 
-    def privatizer(self, target: Target) -> "Coloured":
+    def privatizer(self, target: Target) -> "_Coloured":
         """How it is drawn."""
         strategy = None if self.strategy is None else HashableMatrix(self.strategy)
         spacing = self.grid(target).spacing if target.config.release else None
-        return Coloured(target.rounds, strategy, spacing)
+        return _Coloured(target.rounds, strategy, spacing)
 
 
 @dataclass(frozen=True)
@@ -587,7 +587,7 @@ class DrawnNoise(Privatizer):
 
 
 @dataclass(frozen=True)
-class Coloured(Privatizer):
+class _Coloured(Privatizer):
     """How correlated noise is drawn; see `dpjax.transforms.noise.correlated`.
 
     Attributes:

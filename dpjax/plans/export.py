@@ -39,7 +39,7 @@ from dpjax.transforms import rounds as rounds_
 
 __all__ = ()
 
-TEXT = Path(__file__).with_name("how_to_use.txt")
+_TEXT = Path(__file__).with_name("how_to_use.txt")
 """Paragraphs of the instructions, each with its name above it."""
 
 
@@ -173,7 +173,7 @@ class Export:
             "limits": True,
         }
         # A name in brackets, then its paragraph.
-        parts = re.split(r"^\[(\w+)\]\n", TEXT.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+        parts = re.split(r"^\[(\w+)\]\n", _TEXT.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
         texts = dict(zip(parts[::2], parts[1::2], strict=True))
         text = "".join(texts[name] for name, used in paragraphs.items() if used)
         return string.Template(text.rstrip()).substitute(

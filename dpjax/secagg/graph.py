@@ -43,7 +43,7 @@ from dpjax import _validate
 
 __all__ = ["Parameters", "parameters"]
 
-ADVERSARIES = ("semi_honest", "semi_malicious")
+_ADVERSARIES = ("semi_honest", "semi_malicious")
 # A loss of security cannot be undone; a round that aborts is only repeated.
 _SECURITY_BITS = 40
 _CORRECTNESS_BITS = 20
@@ -152,7 +152,7 @@ def of_counts(clients: int, corrupt: int, dropouts: int, adversary: str) -> Para
         dropouts: m.
         adversary: What the server may do.
     """
-    _validate.one_of("adversary", adversary, ADVERSARIES)
+    _validate.one_of("adversary", adversary, _ADVERSARIES)
     counts = (clients, corrupt, dropouts, adversary)
     refusal = (
         f"corrupt is {corrupt} and dropout {dropouts} of {clients} clients, too many for any graph "

@@ -13,7 +13,7 @@ from dpjax import _validate
 
 __all__ = ["find", "labels"]
 
-Names: TypeAlias = Sequence[str]
+_Names: TypeAlias = Sequence[str]
 """Names of nodes, in the order of the rows of the mixing matrix."""
 _INDEX = "index:"
 _LABEL = "label:"
@@ -64,12 +64,12 @@ def order(graph: nx.Graph) -> list:
     return list(graph)
 
 
-def have_names(names: Names) -> bool:
+def have_names(names: _Names) -> bool:
     """Return whether names tell more than indices do."""
     return any(name != str(index) for index, name in enumerate(names))
 
 
-def title(names: Names, index: int) -> str:
+def title(names: _Names, index: int) -> str:
     """Return a node's title in a text: its name, and its index where the two differ.
 
     Args:
@@ -81,7 +81,7 @@ def title(names: Names, index: int) -> str:
     return f"agent {names[index]} (index {index})"
 
 
-def find(names: Names, word: str, argument: str = "node") -> int:
+def find(names: _Names, word: str, argument: str = "node") -> int:
     """Return the index of the node that a word means.
 
     A word is a label, or an index where no label is a number; ``label:3`` and ``index:3`` say
@@ -130,7 +130,7 @@ def find(names: Names, word: str, argument: str = "node") -> int:
     return matches[0]
 
 
-def find_all(names: Names, words: Sequence[str], argument: str) -> tuple[int, ...]:
+def find_all(names: _Names, words: Sequence[str], argument: str) -> tuple[int, ...]:
     """Return the indices of the nodes that several words mean.
 
     Args:
@@ -150,7 +150,7 @@ def find_all(names: Names, words: Sequence[str], argument: str) -> tuple[int, ..
     return tuple(indices)
 
 
-def _counted(names: Names, word: str) -> set[int]:
+def _counted(names: _Names, word: str) -> set[int]:
     """The index that a word is, if it is one; 007 is none."""
     # int() also takes digits of other scripts, which no index is written in.
     decimal = word.isascii() and word.isdecimal() and len(word) < 10
@@ -159,7 +159,7 @@ def _counted(names: Names, word: str) -> set[int]:
     return {int(word)} & set(range(len(names)))
 
 
-def _refuse(names: Names, reason: str) -> NoReturn:
+def _refuse(names: _Names, reason: str) -> NoReturn:
     """Refuse, with what there is to choose from."""
     several = f"0 .. {len(names) - 1}"
     if have_names(names):

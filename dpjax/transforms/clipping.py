@@ -44,7 +44,7 @@ _NORMS = ("l2", "l1")
 CLIPPINGS = ("flat", "automatic")
 """flat: scale by min(1, C / norm). automatic: always scale, by C / (norm + 0.01)."""
 
-STABILITY = 0.01
+_STABILITY = 0.01
 """What automatic clipping adds to the norm, in the gradient's units."""
 
 # Entries of per-example gradients that stay in a CPU's caches: above, the passes over memory of
@@ -199,7 +199,7 @@ def _clipped(tree: Updates, clip_norm: float, rule: _Rule) -> Updates:
     norm = _norm(finite, bounded)
     if rule.method == "automatic":
         _check_reach(tree, clip_norm)
-        scale = bound / (norm + STABILITY)
+        scale = bound / (norm + _STABILITY)
     else:
         # An infinite clip norm still drops what is not finite: max / inf is 0, else it is >= 1.
         limits = jnp.finfo(norm.dtype)
@@ -295,7 +295,7 @@ def per_agent(
     return optax.stateless(update)
 
 
-def examples(x: _Records, y: _Records, is_padding: _Padding) -> int:
+def _example_count(x: _Records, y: _Records, is_padding: _Padding) -> int:
     """Return the number of examples.
 
     Args:
@@ -434,7 +434,7 @@ def wide_per_example(
         is_padding: _Padding = None,
         records: _Count = None,
     ) -> Updates:
-        size = examples(x, y, is_padding)
+        size = _example_count(x, y, is_padding)
         params = jax.tree.map(jnp.asarray, params)
         like = _encoded(params, encode)
         bound = lowered(clip_norm, like, size if records is None else records)
@@ -519,7 +519,7 @@ def _in_passes(
         is_padding: [B] or None. Passes of nothing else at the end are left out.
         like: Pytree of shapes like the sum.
     """
-    count = examples(x, y, is_padding)
+    count = _example_count(x, y, is_padding)
     if count == 0:
         return _numerics.wide_zeros(like)
     padding = None if is_padding is None else jnp.asarray(is_padding, bool)
@@ -634,7 +634,7 @@ def wide_clipped_sum(
     def fn(
         params: Params, x: Array, y: Array, is_padding: _Padding = None, records: _Count = None
     ) -> Updates:
-        count = examples(x, y, is_padding)
+        count = _example_count(x, y, is_padding)
         total_count = count if records is None else records
         like = _like(weighted, params)
         packaged = _packaged(weighted)
@@ -644,7 +644,7 @@ def wide_clipped_sum(
                 limits = _limits(like, clip_norm, per_layer, total_count, error, bounds=packaged)
                 bound = jnp.asarray([limits] if per_layer else limits[0], norms.dtype)
                 if method == "automatic":
-                    scale = bound / (norms + STABILITY)
+                    scale = bound / (norms + _STABILITY)
                 else:
                     tiny = jnp.finfo(norms.dtype).tiny
                     scale = jnp.minimum(1.0, bound / jnp.maximum(norms, tiny))

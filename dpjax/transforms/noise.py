@@ -5,7 +5,7 @@ Gaussian noise whose scale changes by round, `zero_sum` and `pairwise_cancelling
 links.
 
 The layout of `correlated` and `scheduled`: leaves of one computing dtype are taken in tree order
-and packed into groups of at most `PACK` entries an agent (a larger leaf is a group of its own).
+and packed into groups of at most `_PACK` entries an agent (a larger leaf is a group of its own).
 Group g of round t is one draw of shape [n, entries] under ``fold_in(fold_in(key, t), g)``; each
 leaf is a run of columns of it. So a small model is one draw a round, a large one never holds more
 than a leaf's noise twice, and numbers depend on (key, round, layout) alone: not on what they are
@@ -57,7 +57,7 @@ _Added = tuple[list[Array], _Past]
 """Leaves with their noise, and the past noise."""
 _Real = Array | np.ndarray
 
-PACK = 65_536
+_PACK = 65_536
 """The most entries of an agent in leaves that share one draw."""
 
 _EXACT = lax.Precision.HIGHEST
@@ -770,7 +770,7 @@ def _groups(paths: _Paths, n: int, expected: str, wide: Any = None) -> list[_Gro
         dtype = _numerics.wide_dtype(leaf) if wide is None else np.dtype(wide)
         group = open_groups.get(dtype)
         # A leaf that does not fit opens the next group of its dtype.
-        if group is None or group.entries + size > PACK:
+        if group is None or group.entries + size > _PACK:
             group = _Group([], [], dtype)
             open_groups[dtype] = group
             packed.append(group)

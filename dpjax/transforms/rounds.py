@@ -30,7 +30,7 @@ __all__ = ["BLOCK", "route"]
 
 BLOCK = 32
 """Rounds coloured together."""
-AGAIN = 2**22
+_AGAIN = 2**22
 """From so many numbers a round on, the last round's are drawn again where no others are needed."""
 WIDEST = 32
 """The most bands for which a route keeps noise; beyond it, blocks are faster."""
@@ -64,7 +64,7 @@ class Route(NamedTuple):
         rounds, width = self.weights.shape
         if self.kind == "blocked":
             return jnp.zeros((rounds, *shape), dtype), jnp.zeros((BLOCK, *shape), dtype)
-        if self.kind == "moving" and width == 1 and np.prod(shape) >= AGAIN:
+        if self.kind == "moving" and width == 1 and np.prod(shape) >= _AGAIN:
             return ()
         return (jnp.zeros((width, *shape), dtype),)
 

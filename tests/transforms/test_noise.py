@@ -217,7 +217,7 @@ def test_layout_is_fixed():
 
 
 def test_large_leaves_have_draws_of_their_own(monkeypatch):
-    monkeypatch.setattr(noise, "PACK", big := 4096)
+    monkeypatch.setattr(noise, "_PACK", big := 4096)
     shapes = {"a": (2, big - 1), "b": (2, 4), "c": (2, big + 5), "d": (2, 3)}
     samples = collect(noise.correlated, np.eye(2), rounds=1, shapes=shapes)[0]
     vectors = [samples[agent, start : start + 3] for agent in (0, 1) for start in

@@ -195,7 +195,7 @@ def test_routes_of_one_strategy_agree(kind, monkeypatch):
 @pytest.fixture
 def small_groups(monkeypatch):
     """Leaves of 64 entries are draws of their own."""
-    monkeypatch.setattr(noise, "PACK", 64)
+    monkeypatch.setattr(noise, "_PACK", 64)
 
 
 def three_leaves(narrow):

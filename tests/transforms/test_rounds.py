@@ -60,7 +60,7 @@ def test_large_noise_of_the_last_round_is_drawn_again(monkeypatch):
     strategy = np.linalg.inv(np.eye(T) - 0.7 * np.eye(T, k=-1))
     zeros = jnp.zeros((N, 6))
     stored = noises(strategy, zeros)
-    monkeypatch.setattr(rounds, "AGAIN", 12)
+    monkeypatch.setattr(rounds, "_AGAIN", 12)
     selection = rounds.route(strategy, T)
     assert selection.kind == "moving" and selection.start((N, 6), jnp.float32) == ()
     with jax.numpy_rank_promotion("raise"):
