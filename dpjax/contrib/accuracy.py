@@ -20,15 +20,15 @@ from dpjax.mechanism.laplace import first_scale
 
 __all__ = ["conditions", "iterate", "largest_decay", "remark_520", "terms", "transition"]
 
-THETA = 2.0
+_THETA = 2.0
 """theta > 1 of the theorem, a constant that it leaves open."""
 
-Array = np.ndarray
+_Array = np.ndarray
 
 
 def terms(
-    step_sizes: Array, scales: Array, n: int, p: int, lip: float, m: float, c1: float, c2: float
-) -> Float[Array, " 4"]:
+    step_sizes: _Array, scales: _Array, n: int, p: int, lip: float, m: float, c1: float, c2: float
+) -> Float[_Array, " 4"]:
     """Return the terms of (25), whose sum is the bound: (34), before its last line.
 
     Example:
@@ -47,17 +47,17 @@ def terms(
 
 
 def iterate(
-    step_sizes: Array,
-    scales: Array,
-    mixing: Float[Array, "n n"],
-    start: Float[Array, " 3"],
+    step_sizes: _Array,
+    scales: _Array,
+    mixing: Float[_Array, "n n"],
+    start: Float[_Array, " 3"],
     *,
     q1: float,
     beta: float,
     p: int,
     lip: float,
     m: float,
-) -> Float[Array, "T 3"]:
+) -> Float[_Array, "T 3"]:
     """Return s(1), .., s(T) of (22), s(k+1) = A_k s(k) + b_k; infinite once it overflows.
 
     Args:
@@ -97,7 +97,7 @@ def iterate(
 
 def transition(
     step: float, n: int, sigma: float, drift: float, q1: float, lip: float, m: float
-) -> Float[Array, "3 3"]:
+) -> Float[_Array, "3 3"]:
     """Return A_k of (23); sigma is max_k |W~(k) - its limit|, drift is |W - I|.
 
     Example:
@@ -123,7 +123,9 @@ def transition(
     return matrix
 
 
-def _pushed(alpha: Array, nu: Array, n: int, p: int, sigma: float, lip: float, m: float) -> Array:
+def _pushed(
+    alpha: _Array, nu: _Array, n: int, p: int, sigma: float, lip: float, m: float
+) -> _Array:
     """b_k of (24) from (alpha_k, alpha_{k+1}) and (nu_k, nu_{k+1})."""
     a, b = alpha
     before, current = nu**2
@@ -139,7 +141,13 @@ def _pushed(alpha: Array, nu: Array, n: int, p: int, sigma: float, lip: float, m
 
 
 def conditions(
-    step_sizes: Array, mixing: Float[Array, "n n"], *, q1: float, beta: float, lip: float, m: float
+    step_sizes: _Array,
+    mixing: Float[_Array, "n n"],
+    *,
+    q1: float,
+    beta: float,
+    lip: float,
+    m: float,
 ) -> dict[str, bool]:
     """Return which conditions of Theorem 5.18 and of its proof hold, by their number in the paper.
 
@@ -160,23 +168,23 @@ def conditions(
     largest = float(step_sizes.max()) ** 2
     widths = (2 + s) * (3 + s)
     c4 = 4 * lip**2 * q1**2 + 2 * lip**2 * drift**2
-    c5 = gap**4 / (48 * (THETA + 1) * widths) - q1**2 * drift**2
-    c6 = m**2 * (THETA - 1) * gap**4
-    c6 /= 24 * (THETA + 1) * (THETA + 2) * widths * lip**2 * q1**4
+    c5 = gap**4 / (48 * (_THETA + 1) * widths) - q1**2 * drift**2
+    c6 = m**2 * (_THETA - 1) * gap**4
+    c6 /= 24 * (_THETA + 1) * (_THETA + 2) * widths * lip**2 * q1**4
     root = np.sqrt(max(c4**2 + 32 * c5 * lip**4, 0.0))
     holds = {}
     holds["gamma beta <= 1"] = step_sizes[0] * beta <= 1
     holds["alpha <= 2 / (mu + L)"] = step_sizes.max() <= 2 / (m + lip)
     holds["(26)"] = largest <= gap**2 / (24 * (3 + s) * lip**2)
     holds["(30)"] = q1**2 < gap**4 / (12 * widths * drift**2)
-    holds["(35)"] = largest <= m**2 * gap**2 / (24 * (THETA + 1) * (2 + s) * lip**4)
+    holds["(35)"] = largest <= m**2 * gap**2 / (24 * (_THETA + 1) * (2 + s) * lip**4)
     holds["(37)"] = c5 >= 0
     holds["(38)"] = largest <= (root - c4) / (16 * lip**4)
     holds["(40)"] = largest <= (np.sqrt(1 + c6) - 1) * q1**2 / (4 * lip**2)
     return {name: bool(met) for name, met in holds.items()}
 
 
-def largest_decay(mixing: Float[Array, "n n"]) -> float:
+def largest_decay(mixing: Float[_Array, "n n"]) -> float:
     """Return the largest q1 that (37) lets through on a network, by bisection: sigma grows with it.
 
     The paper's own are .92 and .97.
@@ -258,7 +266,7 @@ def remark_520(
     return point, accuracy(point)
 
 
-def _network(mixing: Array, alpha: Array, q1: float, beta: float) -> tuple[int, float, float]:
+def _network(mixing: _Array, alpha: _Array, q1: float, beta: float) -> tuple[int, float, float]:
     """n, |W - I| and sigma = max_k |W~(k) - 11'/n|."""
     modes = np.linalg.eigvalsh(mixing)[:-1]
     pulled = np.append(alpha[1:] * beta, 0.0)[:, None]

@@ -38,7 +38,7 @@ from dpjax.transforms import rounds
 
 __all__ = ["JointSolution", "by_matrix", "covariance", "filtered_error", "solve", "wiener"]
 
-Square = Float[np.ndarray, "t t"]
+_Square = Float[np.ndarray, "t t"]
 
 # Of the factorization's map, a half-step: the bound holds for whatever comes out.
 _EVALUATIONS = 50
@@ -54,8 +54,8 @@ class JointSolution(NamedTuple):
         lower_bound: No causal filter and no strategy of sensitivity 1 reach less, rounding aside.
     """
 
-    filter: Square
-    strategy: Square
+    filter: _Square
+    strategy: _Square
     errors: tuple[float, ...]
     lower_bound: float
 
@@ -70,7 +70,7 @@ class JointSolution(NamedTuple):
         return self.error / self.lower_bound - 1.0 if self.lower_bound > 0 else np.inf
 
 
-def covariance(lags: Float[np.ndarray, " k"], rounds: int) -> Square:
+def covariance(lags: Float[np.ndarray, " k"], rounds: int) -> _Square:
     """Return the covariance over rounds of a stationary gradient.
 
     Args:
@@ -91,13 +91,13 @@ def covariance(lags: Float[np.ndarray, " k"], rounds: int) -> Square:
 
 
 def filtered_error(
-    filter: Square,
-    strategy: Square,
-    signal: Square,
+    filter: _Square,
+    strategy: _Square,
+    signal: _Square,
     variance: float,
     participation: Participation,
     *,
-    gram: Square | None = None,
+    gram: _Square | None = None,
 ) -> float:
     """Return J / T of any filter and strategy, of whatever scale the strategy is.
 
@@ -124,7 +124,7 @@ def filtered_error(
     return (lost + variance * added) / len(signal)
 
 
-def wiener(signal: Square, noise: Square, *, gram: Square | None = None) -> Square:
+def wiener(signal: _Square, noise: _Square, *, gram: _Square | None = None) -> _Square:
     """Return the causal filter of least J for gradients and noise of these covariances.
 
     F = W^-1 tril(W S K^-T) K^-1, where K K' = S + N and W is the lower triangular root of H: with
@@ -156,11 +156,11 @@ def wiener(signal: Square, noise: Square, *, gram: Square | None = None) -> Squa
 
 
 def solve(
-    signal: Square,
+    signal: _Square,
     variance: float,
     participation: Participation,
     *,
-    gram: Square | None = None,
+    gram: _Square | None = None,
     bands: int | None = None,
     tolerance: float = 1e-4,
     max_iterations: int = 60,
@@ -222,10 +222,10 @@ def solve(
 
 
 def _bound(
-    filter: Square,
-    strategy: Square,
-    signal: Square,
-    gram: Square,
+    filter: _Square,
+    strategy: _Square,
+    signal: _Square,
+    gram: _Square,
     variance: float,
     participation: Participation,
 ) -> float:
@@ -271,12 +271,12 @@ def _bound(
     return variance * float(sums @ np.linalg.solve(system, sums)) / rounds
 
 
-def _over(matrix: Square, root: Square) -> Square:
+def _over(matrix: _Square, root: _Square) -> _Square:
     """M K^-T for a lower triangular K."""
     return scipy.linalg.solve_triangular(root, matrix.T, lower=True).T
 
 
-def _root(gram: Square) -> Square:
+def _root(gram: _Square) -> _Square:
     """W with W'W = H, lower triangular, so that W F is causal where F is."""
     return temporal.strategy_of(gram)
 
@@ -293,7 +293,7 @@ class _MatrixState(NamedTuple):
     rounds: Int[Array, ""]
 
 
-def by_matrix(matrix: Square) -> GradientTransformation:
+def by_matrix(matrix: _Square) -> GradientTransformation:
     """Apply a causal filter over rounds that is given as a matrix, m_t = sum_{s<=t} F_ts y_s.
 
     `solve` gives such filters, which change by round. Memory is one copy

@@ -10,14 +10,14 @@ from dpjax.mechanism.participation import Participation
 
 __all__ = ["objective", "unrestricted_bound"]
 
-Mixing = Float[np.ndarray, "*p n n"]
+_Mixing = Float[np.ndarray, "*p n n"]
 
-LARGEST = 2000
+_LARGEST = 2000
 """Most agents times rounds of :func:`unrestricted_bound`."""
 
 
 def objective(
-    mixing: Mixing,
+    mixing: _Mixing,
     strategy: Float[np.ndarray, "t t"],
     covariance: Float[np.ndarray, "n n"],
     participation: Participation,
@@ -44,7 +44,7 @@ def objective(
     return largest * temporal.objective(strategy, gram, participation)
 
 
-def unrestricted_bound(mixing: Mixing, participation: Participation) -> temporal.TemporalSolution:
+def unrestricted_bound(mixing: _Mixing, participation: Participation) -> temporal.TemporalSolution:
     """Return the best noise of any covariance over rounds and agents together, nT x nT.
 
     The convex problem over precision matrices P [nT, nT] in which the records of agent i see the
@@ -74,10 +74,10 @@ def unrestricted_bound(mixing: Mixing, participation: Participation) -> temporal
     schedule = workload.schedule_of(mixing)
     n = schedule.shape[-1]
     rounds = participation.rounds
-    if n * rounds > LARGEST:
+    if n * rounds > _LARGEST:
         raise ValueError(
             f"participation has {rounds} rounds and mixing {n} agents; the unrestricted problem "
-            f"is for agents times rounds up to {LARGEST}: use fewer of either"
+            f"is for agents times rounds up to {_LARGEST}: use fewer of either"
         )
     k = participation.epochs
     b = participation.separation

@@ -25,14 +25,14 @@ from dpjax.accounting import leakage
 
 __all__ = ["Leakage", "Null", "jittered", "normalised", "normaliser", "over_rounds"]
 
-Backend = Literal["tree", "dense"]
-Convention = Literal["exact", "jittered"]
-Coordinates = Literal["raw", "standardised"]
-Jitter = Literal["none", "ties", "all"]
+_Backend = Literal["tree", "dense"]
+_Convention = Literal["exact", "jittered"]
+_Coordinates = Literal["raw", "standardised"]
+_Jitter = Literal["none", "ties", "all"]
 
-SCALE = 1e-10
+_SCALE = 1e-10
 """Width of jitter over a coordinate's spread."""
-ENTRIES = {"cpu": 2**18, "gpu": 2**22}
+_ENTRIES = {"cpu": 2**18, "gpu": 2**22}
 """Distances that the dense route holds at once, for each of x, y and both, by platform.
 
 On a CPU more than its caches hold takes four times as long; on a GPU it is 32 MiB each.
@@ -88,7 +88,7 @@ class Leakage(NamedTuple):
 
 
 def over_rounds(
-    x: ArrayLike, y: ArrayLike, k: int = 3, *, backend: Backend | None = None
+    x: ArrayLike, y: ArrayLike, k: int = 3, *, backend: _Backend | None = None
 ) -> Float[np.ndarray, " rounds"]:
     """Estimates of many pairs, one a round; see `dpjax.accounting.leakage.mutual_information`.
 
@@ -114,7 +114,7 @@ def over_rounds(
     """
     if backend is None:
         backend = "tree" if jax.default_backend() == "cpu" else "dense"
-    _validate.one_of("backend", backend, get_args(Backend))
+    _validate.one_of("backend", backend, get_args(_Backend))
     count = dense if backend == "dense" else None
     rounds = zip(*_checked(x, y), strict=True)
     return np.array([leakage.mutual_information(*pair, k, count=count) for pair in rounds])
@@ -132,7 +132,7 @@ def _checked(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     return left, other
 
 
-def normaliser(trials: int, k: int = 3, convention: Convention = "exact") -> float:
+def normaliser(trials: int, k: int = 3, convention: _Convention = "exact") -> float:
     """What the estimator gives for a continuous variable and itself, of any dimension.
 
     Where y is x, the k - 1 trials nearer in both are those nearer in each, and the estimate is
@@ -160,7 +160,7 @@ def normaliser(trials: int, k: int = 3, convention: Convention = "exact") -> flo
     """
     trials = _validate.integer("trials", trials)
     k = _validate.integer("k", k, maximum=trials - 1)
-    _validate.one_of("convention", convention, get_args(Convention))
+    _validate.one_of("convention", convention, get_args(_Convention))
     return float(special.digamma(trials) - special.digamma(k + (convention == "jittered")))
 
 
@@ -169,13 +169,13 @@ def normalised(
     y: ArrayLike,
     k: int = 3,
     *,
-    convention: Convention = "exact",
-    coordinates: Coordinates = "raw",
-    jitter: Jitter = "none",
+    convention: _Convention = "exact",
+    coordinates: _Coordinates = "raw",
+    jitter: _Jitter = "none",
     seed: int | None = None,
     permutations: int = 0,
     level: float = 0.95,
-    backend: Backend | None = None,
+    backend: _Backend | None = None,
 ) -> Leakage:
     """The largest normalised mutual information over rounds, M-NMI, and what chance alone gives.
 
@@ -220,8 +220,8 @@ def normalised(
             f"k is {k} with {x.shape[1]} trials, whose {convention} normaliser is 0; give more "
             "trials, or a smaller k"
         )
-    _validate.one_of("coordinates", coordinates, get_args(Coordinates))
-    _validate.one_of("jitter", jitter, get_args(Jitter))
+    _validate.one_of("coordinates", coordinates, get_args(_Coordinates))
+    _validate.one_of("jitter", jitter, get_args(_Jitter))
     permutations = _validate.integer("permutations", permutations, minimum=0)
     level = _validate.probability("level", level)
     if seed is not None:
@@ -312,7 +312,7 @@ def jittered(
         repeated = np.diff(np.sort(values, axis=-2), axis=-2) == 0
         spread *= repeated.any(axis=-2, keepdims=True)
     noise = np.random.default_rng(parts).uniform(-0.5, 0.5, size=values.shape)
-    return values + SCALE * spread * noise
+    return values + _SCALE * spread * noise
 
 
 def standardised(x: np.ndarray) -> np.ndarray:
@@ -325,7 +325,7 @@ def standardised(x: np.ndarray) -> np.ndarray:
 def dense(x: np.ndarray, y: np.ndarray, k: int) -> leakage.NeighbourCounts:
     """Count from all distances, in blocks of rows."""
     trials = len(x)
-    entries = ENTRIES.get(jax.default_backend(), ENTRIES["gpu"])
+    entries = _ENTRIES.get(jax.default_backend(), _ENTRIES["gpu"])
     blocks = -(-trials * trials // entries)
     size = -(-trials // min(blocks, trials))
     with double_precision():

@@ -31,8 +31,8 @@ from dpjax import _validate
 
 __all__ = ["Agent", "Ciphertexts", "Crossed", "FixedPoint", "PaillierExchange"]
 
-LEAST_BITS = 1024
-MOST_BITS = 16384
+_LEAST_BITS = 1024
+_MOST_BITS = 16384
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,10 @@ def check_key_size(key_size: Any, code: FixedPoint, allow_weak: bool) -> int:
     Raises:
         ValueError: For a key that is weak, odd, or too short for a product.
     """
-    minimum = 128 if allow_weak else LEAST_BITS
-    remedy = f"give an even number of bits from {minimum} to {MOST_BITS}; 2048 is the default"
+    minimum = 128 if allow_weak else _LEAST_BITS
+    remedy = f"give an even number of bits from {minimum} to {_MOST_BITS}; 2048 is the default"
     size = _validate.integer(
-        "key_size", key_size, minimum=minimum, maximum=MOST_BITS, remedy=remedy
+        "key_size", key_size, minimum=minimum, maximum=_MOST_BITS, remedy=remedy
     )
     if size % 2:
         raise ValueError(f"key_size is {size}; {remedy}")

@@ -42,7 +42,7 @@ Numerator = Literal["plain", "squared"]
 # a first scale that was rounded up.
 _UP = 1 + 2e-14
 
-LARGEST = 3000
+_LARGEST = 3000
 """Agents times rounds up to which `mafalda` judges by the dense route."""
 
 NUMERATORS = ("plain", "squared")
@@ -121,9 +121,9 @@ def mafalda(
     S is below 1 (the victims far from an attacker) the claim lies below it.
 
     ``false`` is True only where a shift that is really there proves it: a unit gradient in one
-    round, the mean over signs (sens^2 >= S / k), and, where the view has at most `LARGEST` columns,
-    equal gradients in every round of a pattern. The theorem's claim of adaptivity is not judged
-    here; see `dpjax.accounting.views`.
+    round, the mean over signs (sens^2 >= S / k), and, where the view has at most `_LARGEST`
+    columns, equal gradients in every round of a pattern. The theorem's claim of adaptivity is not
+    judged here; see `dpjax.accounting.views`.
 
     Args:
         view: What an attacker sees.
@@ -146,7 +146,7 @@ def mafalda(
     # No less than one participation costs, nor than the most costly of all participations.
     single = np.where(once.upper_bound, 0.0, once.mu**2)
     bounds = np.maximum(single, printed / participation.epochs)
-    if gradients == "view" and participation.rounds * view.agents <= LARGEST:
+    if gradients == "view" and participation.rounds * view.agents <= _LARGEST:
         bounds = np.maximum(bounds, _equal_gradients(view, participation))
     # A millionth: far above rounding, far below what the slip costs.
     false = (printed < np.sqrt(bounds) * (1 - 1e-6)) & ~loss.upper_bound

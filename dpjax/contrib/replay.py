@@ -26,10 +26,10 @@ from dpjax import _validate
 
 __all__ = ["DescentRule", "Measured", "Replayable", "measured", "moved"]
 
-Gradient = Callable[[np.ndarray], np.ndarray]
+_Gradient = Callable[[np.ndarray], np.ndarray]
 """[n, p] points to [n, p] gradients, one agent's cost a row."""
 
-State = tuple[np.ndarray, ...]
+_State = tuple[np.ndarray, ...]
 
 # Messages are float32: what is smaller than these is their rounding.
 _BARE = 1e-5
@@ -40,18 +40,18 @@ _FLAT = 1e-9
 class Replayable(Protocol):
     """What agents send, and what they make of it; states are tuples of arrays."""
 
-    def first(self, gradient: Gradient) -> State:
+    def first(self, gradient: _Gradient) -> _State:
         """Return the state before the first message."""
 
-    def sent(self, state: State) -> np.ndarray:
+    def sent(self, state: _State) -> np.ndarray:
         """Return [n, P, p]: the P variables that each agent sends, before the noise."""
 
-    def after(self, state: State, step: int, noisy: np.ndarray, gradient: Gradient) -> State:
+    def after(self, state: _State, step: int, noisy: np.ndarray, gradient: _Gradient) -> _State:
         """Return the state after a round whose noisy messages are ``shown``, [n, P, p]."""
 
 
 def moved(
-    rule: Replayable, gradient: Gradient, neighbour: Gradient, noise: Any
+    rule: Replayable, gradient: _Gradient, neighbour: _Gradient, noise: Any
 ) -> Float[np.ndarray, "T n P"]:
     """Return the L1 move of every agent's every message, the messages before it replayed.
 
@@ -132,15 +132,15 @@ class DescentRule:
         _validate.one_of("own_state", self.own_state, ("noisy", "true"))
         _validate.one_of("point", self.point, ("noisy", "true"))
 
-    def first(self, gradient: Gradient) -> State:
+    def first(self, gradient: _Gradient) -> _State:
         """The public start."""
         return (np.array(self.start, np.float64),)
 
-    def sent(self, state: State) -> np.ndarray:
+    def sent(self, state: _State) -> np.ndarray:
         """The models."""
         return state[0][:, None]
 
-    def after(self, state: State, step: int, noisy: np.ndarray, gradient: Gradient) -> State:
+    def after(self, state: _State, step: int, noisy: np.ndarray, gradient: _Gradient) -> _State:
         """A round."""
         (x,) = state
         z = noisy[:, 0]

@@ -30,10 +30,10 @@ BASES = ("sgd", "momentum", "nesterov", "adam", "galore", "muon")
 _LEARNED = ("adaptive", "wiener")
 """Filters that follow private gradients, by the variance of their noise."""
 
-Coefficients = tuple[tuple[float, ...], tuple[float, ...]]
+_Coefficients = tuple[tuple[float, ...], tuple[float, ...]]
 
 
-def read_filter(text: str) -> Literal["adaptive", "wiener"] | Coefficients | None:
+def read_filter(text: str) -> Literal["adaptive", "wiener"] | _Coefficients | None:
     """Return the filter that a text names.
 
     Args:
@@ -110,7 +110,7 @@ class UpdateRule:
     """
 
     base: Literal["sgd", "momentum", "nesterov", "adam", "galore", "muon"] = "sgd"
-    filter: Literal["adaptive", "wiener"] | Coefficients | None = None
+    filter: Literal["adaptive", "wiener"] | _Coefficients | None = None
     schedule: Literal["constant", "cosine"] = "constant"
     rounds: int | None = None
     beta: float = 0.9

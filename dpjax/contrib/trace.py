@@ -46,7 +46,7 @@ class Passed(NamedTuple):
     after: PublicState
 
 
-Read = Callable[[Passed], Any]
+_Read = Callable[[Passed], Any]
 
 
 def trace(
@@ -54,7 +54,7 @@ def trace(
     problem: Problem | Sequence[Problem],
     *,
     seeds: Sequence[int],
-    read: Read,
+    read: _Read,
     rounds: int | None = None,
 ) -> Any:
     """Run a plan and return what a function reads of every round, in one compiled call.
@@ -180,7 +180,7 @@ def _prepared(plan: Any, problem: Any, seeds: Any, rounds: Any) -> tuple[Inputs,
 
 @compiled(static=3)
 def _traced(
-    statics: Statics, read: Read, length: int, arrays: Arrays, data: Data, models: Models,
+    statics: Statics, read: _Read, length: int, arrays: Arrays, data: Data, models: Models,
     batch_keys: Any, noise_keys: Any, sent: Any,
 ) -> Any:  # fmt: skip
     """What is read of every round, [S, T, ...]; ``sent`` replaces the noisy payloads."""

@@ -38,6 +38,9 @@ summary { cursor: pointer; } code { background: var(--soft); overflow-wrap: anyw
 """
 
 
+# Results are of `dpjax.engine.result`, which imports this module: their type has no name here.
+
+
 def cells(result: Any) -> list[Fields]:
     """Of each plan epsilon, who is protected, and the last metrics: mean +- standard error.
 

@@ -137,7 +137,7 @@ def test_both_routes_count_the_same(
     dims: tuple[int, int], tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Ten blocks, the last one padded.
-    monkeypatch.setattr(study, "ENTRIES", dict.fromkeys(("cpu", "gpu"), 10_000))
+    monkeypatch.setattr(study, "_ENTRIES", dict.fromkeys(("cpu", "gpu"), 10_000))
     shape = (2, 301, sum(dims))
     pair = lattice(7, shape) if tied else np.random.default_rng(7).standard_cauchy(shape)
     for rows in pair:
