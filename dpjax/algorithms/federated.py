@@ -235,7 +235,7 @@ class Federated(Method):
         return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), memory.centre)
 
     def _known_variance(
-        self, ctx: Round, memory: _ServerMemory, present: Array, model: Models
+        self, ctx: Round, memory: _ServerMemory, present: Integer, model: Models
     ) -> dict[str, Updates]:
         """The variance of the noise in every coordinate, for an optimizer that uses it."""
         if SHARES not in ctx.arrays:

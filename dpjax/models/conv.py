@@ -17,7 +17,7 @@ __all__ = ["Conv", "convolve"]
 Images: TypeAlias = Float[Array, "*b h w c"]
 """Images, or what layers make of them: height, width, channels."""
 Layout = Literal["conv", "patches"]
-_Padding = Literal["SAME", "VALID"] | int
+Padding = Literal["SAME", "VALID"] | int
 Pads: TypeAlias = list[tuple[int, int]]
 """Zeros before and after each axis."""
 LAYOUTS = ("conv", "patches")
@@ -28,7 +28,7 @@ def convolve(
     x: Images,
     kernel: Float[Array, "kh kw i o"],
     strides: int = 1,
-    padding: _Padding = "SAME",
+    padding: Padding = "SAME",
     groups: int = 1,
     layout: Layout = "conv",
 ) -> Float[Array, "*b p q o"]:
@@ -96,7 +96,7 @@ def convolve(
     return out.reshape(*out.shape[:-2], -1)
 
 
-def padding_of(size: tuple[int, int], window: Shape, strides: int, padding: _Padding) -> Pads:
+def padding_of(size: tuple[int, int], window: Shape, strides: int, padding: Padding) -> Pads:
     """Zeros before and after each axis of images of this size, see `convolve`."""
     if isinstance(padding, str):
         _validate.one_of("padding", padding, ("SAME", "VALID"))
@@ -191,7 +191,7 @@ class Conv(nn.Module):
     features: int
     kernel_size: tuple[int, int] = (3, 3)
     strides: int = 1
-    padding: _Padding = "SAME"
+    padding: Padding = "SAME"
     groups: int = 1
     use_bias: bool = True
     layout: Layout = "conv"

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -178,7 +178,7 @@ def measured(values: ArrayLike) -> str:
     return f"{mean:.4g}" + ("" if np.isnan(error) else f" +- {error:.2g}")
 
 
-def _column(name: str, values: list[Cell]) -> list[str]:
+def _column(name: str, values: Sequence[Any]) -> list[str]:
     """Header, rule and cells of one width; numbers go to the right."""
     floats = [float(v) for v in values if isinstance(v, float | np.floating)]
     # Settings (0.05, 10) are shown as they are, measurements with four digits each.
