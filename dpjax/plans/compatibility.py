@@ -263,10 +263,15 @@ def _held(part: object, is_custom: bool) -> list[object]:
         return []
     if isinstance(part, functools.partial):
         return [part.func, *part.args, *part.keywords.values()]
-    if packaged(type(part)):
-        return [*getattr(part, "__dict__", {}).values()]
     # Of functions, what compiled or wrapped ones stand for, and of what objects methods are.
-    names = ("__wrapped__", "__self__", "fwd", "bwd", "jvp")
+    names = ["__wrapped__", "__self__"]
+    if not inspect.isroutine(part) and not inspect.ismodule(part):
+        # Attributes of what a library makes of functions: rules of derivatives and of batches.
+        attributes = [*getattr(part, "__dict__", ())]
+        for kind in type(part).__mro__:
+            attributes += vars(kind).get("__slots__", ())
+        # Others are of Python's, annotations say, whose parts are no code that runs.
+        names += [name for name in attributes if not name.startswith("__")]
     values = [getattr(part, name, None) for name in names]
     function = getattr(part, "__func__", part)
     values += getattr(function, "__defaults__", None) or ()

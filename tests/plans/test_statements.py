@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.experimental.custom_partitioning import custom_partitioning
 
 from dpjax.accounting import budget, gdp
 from dpjax.contrib.rules import UpdateRule, momentum
@@ -24,6 +25,7 @@ from dpjax.engine.run import run
 from dpjax.learning.problem import Problem
 from dpjax.learning.quadratics import quadratics
 from dpjax.learning.supervised import supervised
+from dpjax.mechanism.participation import Participation
 from dpjax.models import losses
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
@@ -218,6 +220,55 @@ def test_what_is_set_on_a_packaged_part_is_named(field, attribute, value):
     name = f"{type(part).__name__}.{attribute}"
     changed = dataclasses.replace(config, **{field: part})
     assert custom_names(changed) == (name,)
+
+
+@pytest.mark.mutant
+def test_what_follows_from_a_config_is_not_set_on_it(network):
+    """A record that took part less often would get less noise, and the audit would agree."""
+    config = make_config(design="independent")
+    honest = plan.make(config, network)
+    once = Participation(config.rounds, 1, config.rounds)
+    with pytest.raises(AttributeError, match="pattern"):
+        object.__setattr__(config, "pattern", once)
+    vars(config).update(pattern=once)
+    made = plan.make(config, network)
+    assert np.array_equal(made.factor, honest.factor)
+    assert made.guarantee.custom == ("Config.pattern",)
+
+
+class Slotted:
+    """An object that keeps a function in a slot, as if a library had made it."""
+
+    __slots__ = ("function",)
+    __module__ = "jax.slots"
+
+    def __init__(self, function):
+        self.function = function
+
+
+def mapped_by(rule):
+    function = jax.custom_batching.custom_vmap(jax.nn.sigmoid)
+    function.def_vmap(rule)
+    return function
+
+
+def divided_by(rule):
+    function = custom_partitioning(jax.nn.sigmoid)
+    function.def_partition(rule)
+    return function
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("wrap", [mapped_by, divided_by, np.vectorize, Slotted])
+def test_functions_in_attributes_of_a_librarys_objects_are_named(wrap):
+    assert custom_names(nn.Sequential([wrap(rule)])) == ("rule",)
+    assert custom_names(wrap(jax.nn.relu)) == ()
+
+
+@pytest.mark.mutant
+def test_what_a_library_made_of_a_traced_function_is_named():
+    _, tangents = jax.linearize(lambda x: x**2, 1.0)
+    assert custom_names(tangents) == ("Jaxpr",)
 
 
 def test_a_statement_names_what_is_set_on_a_packaged_part(network):
