@@ -74,8 +74,8 @@ def _check_rules(program: Any) -> None:
                 is_open = getattr(rule, "__code__", None) is not _IN_TURN
             if is_open:
                 raise ValueError(
-                    f"the gradient of one record (or agent) holds {name}, whose rule for several "
-                    "may mix them before the clip: leave it out, or give "
+                    f"a function of one record (or agent) holds {name}, whose rule for several may "
+                    "mix them before the clip: leave it out, or give "
                     "jax.custom_batching.sequential_vmap, or vmap_method='sequential'"
                 )
 

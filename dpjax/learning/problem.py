@@ -68,7 +68,8 @@ class Problem:
     Attributes:
         init: ``init(key) -> params`` of one agent; all agents start alike, unless
             ``init_per_agent``.
-        loss: ``loss(params, x, y) -> scalar`` of one example.
+        loss: ``loss(params, x, y) -> scalar`` of one example. A run refuses a rule of its own for
+            several (`jax.custom_batching.custom_vmap`), which may mix them.
         metrics: ``metrics(params, evaluation) -> {name: scalar}`` of agent-stacked params.
         x: [N, ...] examples of all agents; with ``local`` of this process's alone.
         y: [N] labels or targets.
