@@ -220,10 +220,9 @@ class SumCode:
 
     def __post_init__(self) -> None:
         """Refuse what has no whole numbers."""
-        _validate.integer("size", self.size, maximum=2**24)
+        _validate.fields(self, _validate.integer, "size", "clients", maximum=2**24)
         _validate.positive("bound", self.bound)
         _validate.positive("grid", self.grid)
-        _validate.integer("clients", self.clients, maximum=2**24)
         if self.variance != 0:
             proposal(self.variance)
         remedy = "give a number from 0 to 0.75"

@@ -318,7 +318,7 @@ def _better(plain: Solution | None, regularized: Solution | None) -> Solution:
     return plain if unfinished else regularized
 
 
-def _solve_sdp(gram: SquareMatrix, tolerance: float = 1e-9) -> tuple[SquareMatrix, Vector]:
+def _solve_sdp(gram: SquareMatrix, tolerance: float) -> tuple[SquareMatrix, Vector]:
     """Return the covariance and the multipliers of  min tr(M R), [[R, e_i], [e_i', 1]] >= 0.
 
     By Schur's complement each block says [R^-1]_ii <= 1; its dual's corner is l_i.

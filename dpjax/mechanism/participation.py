@@ -35,8 +35,7 @@ class Participation:
     separation: int
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "epochs", "separation"):
-            _validate.integer(name, getattr(self, name))
+        _validate.fields(self, _validate.integer, "rounds", "epochs", "separation")
         if self.starts < 1:
             raise ValueError(
                 f"participation is ({self.rounds}, {self.epochs}, {self.separation}): "

@@ -241,10 +241,9 @@ class Gradients:
         self, params: VariableDict, x: Array, y: Array, weights: _Weights, *, by_layer: bool
     ) -> Updates:
         # Without the error, for which the clip leaves room where it knows it.
-        def weigh(norms: Array, error: float) -> Array:
-            return weights(norms)
-
-        total = self.wide(params, x, y, weigh, by_layer=by_layer, places=len(x))
+        total = self.wide(
+            params, x, y, lambda norms, _: weights(norms), by_layer=by_layer, places=len(x)
+        )
         return _numerics.rounded_sum(total, self.like(params))
 
     def at_points(self, coefficients: Sequence[float]) -> "Gradients":
@@ -286,13 +285,6 @@ class Gradients:
         if passes == 1:
             return None
         return -(-len(x) // passes)
-
-    def _points(self, params: VariableDict) -> list[VariableDict]:
-        """The parameters of every point."""
-        if self.coefficients is None:
-            return [params]
-        points = range(len(self.coefficients))
-        return [jax.tree.map(lambda leaf, j=j: leaf[j], params) for j in points]
 
     def like(self, params: VariableDict) -> VariableDict:
         """Return a tree of the sum's shapes and dtypes.
@@ -356,7 +348,10 @@ class Gradients:
             places: Examples of all calls whose sums are added up.
         """
         calls = self._calls(params, x)
-        points = self._points(params)
+        points = [params]
+        if self.coefficients is not None:
+            numbers = range(len(self.coefficients))
+            points = [jax.tree.map(lambda leaf, j=j: leaf[j], params) for j in numbers]
         leaves, tree = jax.tree.flatten(points[0])
         layer = _numerics.layer_numbers(points[0])
         unit = _unit(leaves)

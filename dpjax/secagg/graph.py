@@ -210,10 +210,8 @@ def log_masses(population: int, marked: int, draws: int) -> np.ndarray:
     from scipy import special
 
     def log_comb(n: int, k: np.ndarray) -> np.ndarray:
-        inside = (k >= 0) & (k <= n)
-        inner = np.where(inside, k, 0)
-        logs = special.gammaln(n + 1) - special.gammaln(inner + 1) - special.gammaln(n - inner + 1)
-        return np.where(inside, logs, -np.inf)
+        # The factorial of a number below 0 is infinite, and so no way is left outside 0 to n.
+        return special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
 
     x = np.arange(draws + 1)
     ways = log_comb(marked, x) + log_comb(population - marked, draws - x)

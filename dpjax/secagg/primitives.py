@@ -381,24 +381,23 @@ def split_secret(
     return shares
 
 
-def join_shares(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
+def join_shares(shares: Mapping[int, int]) -> int:
     """Reconstruct the secret that exactly these Shamir shares stand for.
 
     Fewer than the threshold, or one that is wrong, give some other number: check what comes out
     against something public.
 
     Args:
-        shares: A share by its point, as many as the threshold.
-        prime: p.
+        shares: A share by its point, as many as the threshold, in the field of `PRIME`.
     """
     points = tuple(sorted(shares))
-    weights = _weights(points, prime)
+    weights = _weights(points)
     terms = (weight * shares[x] for weight, x in zip(weights, points, strict=True))
-    return sum(terms) % prime
+    return sum(terms) % PRIME
 
 
 @functools.lru_cache(maxsize=4096)
-def _weights(points: tuple[int, ...], prime: int) -> tuple[int, ...]:
+def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
     """Lagrange's coefficients at 0."""
     weights = []
     for x in points:
@@ -406,8 +405,8 @@ def _weights(points: tuple[int, ...], prime: int) -> tuple[int, ...]:
         below = 1
         for other in points:
             if other != x:
-                above = above * other % prime
-                below = below * (other - x) % prime
+                above = above * other % PRIME
+                below = below * (other - x) % PRIME
         # Division modulo a prime is a product with the inverse.
-        weights.append(above * pow(below, -1, prime) % prime)
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
     return tuple(weights)

@@ -265,14 +265,14 @@ class SumServer:
         """
         self._leave("mask")
         self._enough("sent a vector")
-        self._survivors = frozenset(self._came)
-        self._dropouts = self._shared - self._survivors
-        self._ask("confirm" if "confirm" in self.terms.stages else "unmask", self._survivors)
+        survivors = self._survivors = frozenset(self._came)
+        self._dropouts = self._shared - survivors
+        self._ask("confirm" if "confirm" in self.terms.stages else "unmask", survivors)
         # A dropout without a surviving neighbour left no mask in the sum.
-        needed = [i for i in self._dropouts if not self._survivors.isdisjoint(self._near[i])]
-        self._lacking = dict.fromkeys([*self._survivors, *needed], self.graph.threshold)
-        request = Request(self.hello.nonce, self._survivors, self._dropouts)
-        return dict.fromkeys(self._survivors, request)
+        needed = [i for i in self._dropouts if not survivors.isdisjoint(self._near[i])]
+        self._lacking = dict.fromkeys([*survivors, *needed], self.graph.threshold)
+        request = Request(self.hello.nonce, survivors, self._dropouts)
+        return dict.fromkeys(survivors, request)
 
     def relay(self) -> dict[int, Confirmed]:
         """End confirming and return to everybody who confirmed what its neighbours did.

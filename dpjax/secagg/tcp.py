@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 from dpjax import _files, _validate
@@ -68,8 +68,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Refuse what is no time."""
-        for field in fields(self):
-            _validate.positive(field.name, getattr(self, field.name))
+        _validate.fields(self, _validate.positive, "enrol", "stage", "send")
 
     @property
     def total(self) -> float:

@@ -181,10 +181,11 @@ class SecureSums:
                 message in the journal.
         """
         rows = self._checked(message)
+        journal = self._journal
         digest = hashlib.sha256(np.ascontiguousarray(message).tobytes()).hexdigest()
         noted = None
-        if self._journal is not None:
-            noted = self._journal.read().get(round)
+        if journal is not None:
+            noted = journal.read().get(round)
         if noted is not None and noted.message not in ("", digest):
             raise ValueError(
                 f"journal holds another message of round {round}; give the file of this very run, "
@@ -206,7 +207,7 @@ class SecureSums:
             )
         self._asked.add(round)
         # Noted before anything goes out; a round that may be spent is not asked for.
-        if self._journal is not None and not self._journal.ask(round, digest):
+        if journal is not None and not journal.ask(round, digest):
             return self._nothing()
         began = time.perf_counter()
         try:
@@ -220,7 +221,7 @@ class SecureSums:
             self.crossed.append(RoundTraffic(round, 0, 0, (), seconds, abort.reason))
             if self.skip:
                 return self._nothing()
-            remedy = f"spent=({round},)" if self._journal is None else "the same journal"
+            remedy = f"spent=({round},)" if journal is None else "the same journal"
             abort.add_note(
                 "its masked vectors may have gone out, and its sum been opened: it is not asked "
                 f"for again. A run with a checkpoint goes on without it, by SecureSums of {remedy}"
@@ -232,8 +233,8 @@ class SecureSums:
         # Signed or not, the same modulo 2^b; the code reads it so.
         values = (total.values & (2**self.terms.bits - 1)).astype(np.uint32)
         present = len(total.survivors)
-        if self._journal is not None:
-            self._journal.opened(round, values, present)
+        if journal is not None:
+            journal.opened(round, values, present)
         return values, np.float32(present)
 
     def missing(self) -> _Missing:

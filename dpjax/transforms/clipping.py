@@ -90,7 +90,7 @@ def _finite(tree: Updates) -> Updates:
     return jax.tree.map(finite, tree)
 
 
-def _norm(tree: Updates, norm: _Norm = "l2") -> _numerics.Scalar:
+def _norm(tree: Updates, norm: _Norm) -> _numerics.Scalar:
     """Norm of a widened gradient; L2 is infinite beyond 1e19 in float32, where squares overflow."""
     leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree) if leaf.size]
     zero = jnp.zeros((), jnp.float32)
@@ -113,7 +113,7 @@ def norms(tree: Updates, norm: _Norm) -> Float[Array, " n"]:
     return jax.vmap(lambda gradient: _norm(gradient, norm))(tree)
 
 
-def _lowered(tree: Updates, clip_norm: float, norm: _Norm = "l2") -> float:
+def _lowered(tree: Updates, clip_norm: float, norm: _Norm) -> float:
     """The clip norm minus all that rounding can add."""
     leaves = jax.tree.leaves(tree)
     # Entries below the normal range round absolutely, by at most half the smallest number.
@@ -170,11 +170,8 @@ class _Rule(NamedTuple):
 def _clip(tree: Updates, clip_norm: float, rule: _Rule) -> Updates:
     """Clip one agent's or example's gradient; zero if it, or the layer, is not finite."""
 
-    def clip(tree: Updates) -> Updates:
-        return _clipped(tree, clip_norm, rule)
-
     # The norm must be that of the very numbers that are scaled.
-    return _numerics.from_memory(clip, tree)
+    return _numerics.from_memory(lambda tree: _clipped(tree, clip_norm, rule), tree)
 
 
 def _clipped(tree: Updates, clip_norm: float, rule: _Rule) -> Updates:

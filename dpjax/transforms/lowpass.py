@@ -163,17 +163,16 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> GradientTransformati
             return updates, state
         # The response to ones corrects for the zero start.
         correction, ones = step(state.ones, jnp.ones(()))
-        leaves, structure = jax.tree.flatten(updates)
-        past = [jax.tree.leaves(tree) for tree in state.delayed]
-        filtered = []
-        delayed: list[list[Array]] = [[] for _ in range(order)]
-        for i, leaf in enumerate(leaves):
-            delays = [tree[i] for tree in past]
+
+        def filtered(leaf: Array, *delays: Array) -> list[Array]:
             output, sums = step(delays, jnp.asarray(leaf))
-            filtered.append(output / correction.astype(output.dtype))
-            for tree, term in zip(delayed, sums, strict=True):
-                tree.append(term)
-        trees = tuple(jax.tree.unflatten(structure, tree) for tree in delayed)
-        return jax.tree.unflatten(structure, filtered), _LowpassState(trees, jnp.stack(ones))
+            return [output / correction.astype(output.dtype), *sums]
+
+        # A leaf's output comes first, then its sums for coming rounds.
+        streams = jax.tree.map(filtered, updates, *state.delayed)
+        trees = []
+        for k in range(order + 1):
+            trees.append(jax.tree.map(lambda _, stream, k=k: stream[k], updates, streams))
+        return trees[0], _LowpassState(tuple(trees[1:]), jnp.stack(ones))
 
     return GradientTransformation(init, update)

@@ -253,7 +253,7 @@ def release_normals(key: PRNGKeyArray, shape: _Shape) -> _Numbers:
         keys = [jax.random.wrap_key_data(words, impl=_numerics.THREEFRY) for words in data]
         coarse_words = words(keys[0], shape)
         coarse = signed_probabilities(*coarse_words)
-        refined = signed_probabilities(*coarse_words, *words(keys[1], shape))
+        refined = signed_probabilities(*coarse_words, words(keys[1], shape))
         return jnp.where(jnp.abs(coarse) < _FINER, quantile(refined), values)
 
     # Both pass through memory: the compiler would hash again wherever they are used otherwise.
@@ -265,9 +265,7 @@ def release_normals(key: PRNGKeyArray, shape: _Shape) -> _Numbers:
     return lax.fori_loop(0, trips, finer, values)
 
 
-def signed_probabilities(
-    high: Words, low: Words, finer_high: Words | None = None, finer_low: Words | None = None
-) -> _Numbers:
+def signed_probabilities(high: Words, low: Words, finer: WordPair | None = None) -> _Numbers:
     """Tail probabilities of words, below zero where the normal is.
 
     p = (m + 1/2) 2^-64 for the 63 bits m of ``high`` without its first bit, which is the sign, and
@@ -276,8 +274,7 @@ def signed_probabilities(
     Args:
         high: uint32 words.
         low: uint32 words.
-        finer_high: The upper half of x.
-        finer_low: Its lower half.
+        finer: The upper and the lower half of x.
 
     Returns:
         float64 in [-1/2, 1/2], not zero.
@@ -285,9 +282,10 @@ def signed_probabilities(
     upper = (high & 2**31 - 1).astype(jnp.float64)
     lower = low.astype(jnp.float64)
     # Smallest terms first: what rounding takes is then below 2 units of the result.
-    if finer_high is None or finer_low is None:
+    if finer is None:
         value = jnp.float64(2.0**-65)
     else:
+        finer_high, finer_low = finer
         value = (finer_low.astype(jnp.float64) + 0.5) * 2.0**-128
         value = value + finer_high.astype(jnp.float64) * 2.0**-96
     value = value + lower * 2.0**-64 + upper * 2.0**-32

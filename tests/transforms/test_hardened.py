@@ -59,7 +59,7 @@ def test_probabilities_are_those_of_all_bits():
     words_[1, :100] >>= np.uint32(20)
     words_[:, -2:] = np.array([[0, 2**32 - 1]] * 4, np.uint32)
     coarse = wide(variates.signed_probabilities, *words_[:2])
-    finer = wide(variates.signed_probabilities, *words_)
+    finer = wide(variates.signed_probabilities, *words_[:2], words_[2:])
     for high, low, extra, maximum, a, b in zip(*words_.tolist(), coarse, finer, strict=True):
         sign = -1 if high >> 31 else 1
         m = Fraction(((high & (2**31 - 1)) << 32) + low)
