@@ -307,7 +307,10 @@ def from_records(
     for condition in by_column.values():
         frame = _chosen(frame, condition)
     if series is None:
-        series = stored.get("series", _series(frame, x, y))
+        # Rows of no result, of an energy say, have their designs in the column algorithm.
+        drawn = frame[frame[[x, y]].notna().all(axis=1)].dropna(axis=1, how="all")
+        named = [name for name in ("design", "algorithm") if name in drawn]
+        series = stored.get("series", next(iter(named), "design"))
     series = _validate.one_of("series", series, columns)
     present = frame[[x, y, series]].notna().all(axis=1)
     if not present.any():
@@ -318,10 +321,7 @@ def from_records(
         note = f"{note} {(~present).sum()} rows without {x}, {y} or {series} left out.".lstrip()
     frame = frame[present]
     if x != "round" and "round" in columns and frame["round"].notna().any():
-        if "rounds" in columns:
-            runs = frame["rounds"]
-        else:
-            runs = np.zeros(len(frame))
+        runs = frame.get("rounds", np.zeros(len(frame)))
         frame = frame[frame["round"] == frame.groupby(runs, dropna=False)["round"].transform("max")]
     if frame[series].dtype.kind in "fiu" and series != x:
         # A number alone would not say what it is.
@@ -338,15 +338,6 @@ def from_records(
     log_x = log_x or (stored.get("log_x", False) and x == stored.get("x", x))
     log_y = log_y or (stored.get("log_y", False) and y == stored.get("y", y))
     return lines(frame, x, y, series, note=note, path=out, log_x=log_x, log_y=log_y)
-
-
-def _series(frame: "pandas.DataFrame", x: str, y: str) -> str:
-    """The column of designs, which rows of no result, of an energy say, call algorithm."""
-    drawn = frame[frame[[x, y]].notna().all(axis=1)]
-    for name in ("design", "algorithm"):
-        if name in drawn and drawn[name].notna().any():
-            return name
-    return "design"
 
 
 def _current(condition: str, columns: list[str]) -> str:
