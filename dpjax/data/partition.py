@@ -163,6 +163,11 @@ def _pack(shards: Sequence[np.ndarray], names: Sequence[str] | None = None) -> P
     return Partition(indices, counts, None if names is None else tuple(names))
 
 
+def generator(seed: int) -> np.random.Generator:
+    """Return NumPy's generator of a seed; ValueError unless it is a whole number of at least 0."""
+    return np.random.default_rng(_validate.integer("seed", seed, minimum=0))
+
+
 def _enough(n_records: int, n: int, minimum: int) -> tuple[int, int, int]:
     n_records = _validate.integer("n_records", n_records)
     n = _validate.integer("n", n)
@@ -240,7 +245,7 @@ def iid(n_records: int, n: int, seed: int) -> Partition:
         array([3, 3, 2, 2], dtype=int32)
     """
     n_records, n, _ = _enough(n_records, n, 1)
-    rng = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
+    rng = generator(seed)
     return _pack(np.array_split(rng.permutation(n_records), n))
 
 
@@ -267,7 +272,7 @@ def by_size(n_records: int, sizes: Sequence[int], seed: int) -> Partition:
     sizes = [_validate.integer("sizes", size) for size in _validate.entries("sizes", sizes)]
     if sum(sizes) != n_records or not sizes:
         raise ValueError(f"sizes sum to {sum(sizes)} of {n_records} records; make them sum to that")
-    rng = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
+    rng = generator(seed)
     # Cut at the running totals, a permutation gives everyone a random share.
     order = rng.permutation(n_records)
     return _pack(np.split(order, np.cumsum(sizes)[:-1]))
@@ -304,7 +309,7 @@ def dirichlet(
     classes = _classes(labels)
     total, n, minimum = _enough(len(classes), n, minimum)
     alpha = _validate.positive("alpha", alpha)
-    rng = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
+    rng = generator(seed)
     for _ in range(_DRAWS):
         parts = []
         # Every class is dealt by itself, which is what makes agents unlike.

@@ -6,6 +6,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.data.canonical import Dataset
+from dpjax.data.partition import generator
 
 __all__ = ["split", "standardise", "with_test"]
 
@@ -50,7 +51,7 @@ def split(x: np.ndarray, y: np.ndarray, fraction: float, seed: int) -> tuple[Rec
         raise ValueError(
             f"fraction is {fraction} of {_validate.counted(len(x), 'record')}; both parts need one"
         )
-    rng = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
+    rng = generator(seed)
     order = rng.permutation(len(x))
     # The order of records within a part stays the file's.
     train = np.sort(order[tests:])
