@@ -23,7 +23,7 @@ from dpjax.protocols import (
     Received,
 )
 from dpjax.topology import gossip
-from dpjax.topology.gossip import RoundNumber
+from dpjax.topology.gossip import RoundNumber, Senders
 from dpjax.topology.mixing import Mixing
 
 __all__ = ["Gossip", "Server", "Sum", "Trusted"]
@@ -77,9 +77,7 @@ class Gossip(Exchange):
             )
         )
 
-    def for_agents(
-        self, mixing: Mixing, agents: Sequence[int], senders: Sequence[Sequence[int]]
-    ) -> Combine | None:
+    def for_agents(self, mixing: Mixing, agents: Sequence[int], senders: Senders) -> Combine | None:
         """Rows of W; None of several steps, for which messages cross the network again."""
         return gossip.combining(mixing, agents, senders) if self.steps == 1 else None
 

@@ -27,7 +27,7 @@ from dpjax.protocols import (
     Updates,
 )
 from dpjax.topology import gossip
-from dpjax.topology.gossip import RoundNumber
+from dpjax.topology.gossip import RoundNumber, Senders
 from dpjax.topology.mixing import Mixing, Stochastic
 
 __all__ = ["PPDOAGT", "DiffTVAB", "GradientTracking"]
@@ -78,9 +78,7 @@ class PushPull(Exchange):
         mixed = Pair(gossip.mix(pull, message.model), gossip.mix(push, message.tracker))
         return Received(mixed, message)
 
-    def for_agents(
-        self, mixing: Mixing, agents: Sequence[int], senders: Sequence[Sequence[int]]
-    ) -> Combine | None:
+    def for_agents(self, mixing: Mixing, agents: Sequence[int], senders: Senders) -> Combine | None:
         """Rows of W and of B; None on directed graphs, where B counts who hears a sender."""
         return None if self.directed else gossip.combining(mixing, agents, senders)
 

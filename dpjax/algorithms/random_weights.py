@@ -34,6 +34,7 @@ from dpjax.topology.mixing import Mixing, SquareMatrix, Stochastic
 
 __all__ = ["CorrelatedRandomness", "Encrypted"]
 
+_select = optax.tree.where
 _Weights: TypeAlias = Float[Array, "n n"]
 """Weights of all links."""
 
@@ -169,9 +170,8 @@ class CorrelatedRandomness(Unbounded, Method):
         random = ctx.round // 2 < self.until
         gradient = ctx.gradient(models)
         # The first round has no tracker yet: it is the gradient itself.
-        select = optax.tree.where
-        tracker = select(ctx.round > 0, memory.tracker, gradient)
-        last = select(ctx.round > 0, memory.gradient, gradient)
+        tracker = _select(ctx.round > 0, memory.tracker, gradient)
+        last = _select(ctx.round > 0, memory.gradient, gradient)
         steps, shares, changes = jax.random.split(jax.random.fold_in(ctx.key, 1), 3)
         # Steps of mean 1, so that the expected step is the optimizer's.
         factor = jnp.where(random, 2 * jax.random.uniform(steps, (len(matrix),)), 1.0)
@@ -190,9 +190,9 @@ class CorrelatedRandomness(Unbounded, Method):
             gradient,
             last,
         )
-        private = select(trackers_next, tracked, moved)
+        private = _select(trackers_next, tracked, moved)
         # Only rounds that mix models take a step.
-        optimizer = select(trackers_next, memory.optimizer, optimizer)
+        optimizer = _select(trackers_next, memory.optimizer, optimizer)
         # The gradient of the round that mixes models is that of before; the next one's is new.
         return Emission(private, carry=(trackers_next, optimizer, tracker, gradient))
 
@@ -201,8 +201,8 @@ class CorrelatedRandomness(Unbounded, Method):
     ) -> Transition:
         """Sums of shares are the model, or the tracker."""
         trackers, optimizer, tracker, gradient = carry
-        models = optax.tree.where(trackers, public_state.models, received)
-        tracker = optax.tree.where(trackers, received, tracker)
+        models = _select(trackers, public_state.models, received)
+        tracker = _select(trackers, received, tracker)
         return models, _TrackerMemory(optimizer, tracker, gradient)
 
 

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
@@ -75,7 +76,7 @@ def convolve(
     pads = padding_of((height, width), kernel.shape[:2], strides, padding)
     if layout == "conv":
         images = x.reshape(-1, height, width, channels)
-        out = jax.lax.conv_general_dilated(
+        out = lax.conv_general_dilated(
             images,
             kernel,
             (strides, strides),
@@ -100,7 +101,7 @@ def padding_of(size: tuple[int, int], window: Shape, strides: int, padding: Padd
     """Zeros before and after each axis of images of this size, see `convolve`."""
     if isinstance(padding, str):
         _validate.one_of("padding", padding, ("SAME", "VALID"))
-        return list(jax.lax.padtype_to_pads(size, window, (strides, strides), padding))
+        return list(lax.padtype_to_pads(size, window, (strides, strides), padding))
     # A number is the same for both axes, before and after.
     zeros = _validate.integer("padding", padding, minimum=0)
     return [(zeros, zeros)] * 2
@@ -232,8 +233,8 @@ def standardized(
     variance = jnp.mean(jnp.square(centred), axis=(0, 1, 2), keepdims=True)
     # 1e-10 keeps the derivative of a constant kernel finite.
     if gain is None:
-        return centred * jax.lax.rsqrt(variance + 1e-10)
+        return centred * lax.rsqrt(variance + 1e-10)
     fan_in = math.prod(weight.shape[:-1])
     # NFNets bound the variance of the sum that a channel's inputs make, not of a weight.
-    scale = jax.lax.rsqrt(jnp.maximum(variance * fan_in, 1e-4))
+    scale = lax.rsqrt(jnp.maximum(variance * fan_in, 1e-4))
     return centred * (gain.reshape(1, 1, 1, -1) * scale)

@@ -14,6 +14,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from dpjax import _numerics
@@ -23,7 +24,7 @@ from dpjax.models.linear import Linear
 
 __all__ = ()
 
-_HIGHEST = jax.lax.Precision.HIGHEST
+_HIGHEST = lax.Precision.HIGHEST
 _LONGEST = 2**20
 """Sums of more terms than this are not bounded below."""
 _BLOCK = 64
@@ -75,8 +76,8 @@ class Product:
             over = (((0,), (0,)), ((), ()))
             if derivative.shape[1] == 1:
                 # Of many models and one batch [lanes, d], half the time of [d, lanes] on a CPU.
-                return jax.lax.dot_general(derivative, rows, over, precision=_HIGHEST).T
-            return jax.lax.dot_general(rows, derivative, over, precision=_HIGHEST)
+                return lax.dot_general(derivative, rows, over, precision=_HIGHEST).T
+            return lax.dot_general(rows, derivative, over, precision=_HIGHEST)
         # Groups of channels do not mix, so each has a product of its own.
         grouped = derivative.reshape(len(rows), self.groups, -1)
         return jnp.einsum("tgi,tgo->igo", rows, grouped, precision=_HIGHEST).reshape(self.shape)
@@ -153,7 +154,7 @@ def square_bound(
     errors = errors + rounding * size * jnp.abs(outer) + float(kind.tiny)
     # Two sums, which are not to be merged into one of t^2 terms: as in `_numerics`.
     by_position = jnp.sum(inner * outer + errors, axis=1)
-    return jnp.sum(jax.lax.optimization_barrier(by_position))
+    return jnp.sum(lax.optimization_barrier(by_position))
 
 
 def _unit(kind: jnp.finfo) -> float:
@@ -194,7 +195,7 @@ def _gram(matrix: Float[Array, "t d"]) -> tuple[Array, int]:
     matrix = jnp.pad(matrix, [(0, 0), (0, number * length - size)])
     blocks = matrix.reshape(positions, number, length)
     partial = jnp.einsum("snd,tnd->nst", blocks, blocks, precision=_HIGHEST)
-    return jnp.sum(jax.lax.optimization_barrier(partial), axis=0), number + length
+    return jnp.sum(lax.optimization_barrier(partial), axis=0), number + length
 
 
 def _shifted_gram(
@@ -213,8 +214,8 @@ def _shifted_gram(
         length = gram.shape[axis] - places + 1
         parts = []
         for offset in range(places):
-            once = jax.lax.slice_in_dim(gram, offset, offset + length, axis=axis)
-            parts.append(jax.lax.slice_in_dim(once, offset, offset + length, axis=axis + 2))
+            once = lax.slice_in_dim(gram, offset, offset + length, axis=axis)
+            parts.append(lax.slice_in_dim(once, offset, offset + length, axis=axis + 2))
         gram = sum(parts[1:], start=parts[0])
     positions = math.prod(gram.shape[:2])
     return gram.reshape(positions, positions), terms + sum(window)

@@ -35,6 +35,8 @@ _MOST_REASON = 2000
 
 ByNumber = dict[int, bytes]
 """Keys, shares and what is sealed, by the numbers of clients."""
+_Clients = frozenset[int]
+"""Clients by number."""
 
 
 class Hello(NamedTuple):
@@ -89,8 +91,8 @@ class Request(NamedTuple):
     """Who survived, and who dropped out after sharing: of all clients."""
 
     nonce: bytes
-    survivors: frozenset[int]
-    dropouts: frozenset[int]
+    survivors: _Clients
+    dropouts: _Clients
 
 
 class UnmaskingShares(NamedTuple):
@@ -106,7 +108,7 @@ class Closed(NamedTuple):
 
     nonce: bytes
     reason: str
-    survivors: frozenset[int]
+    survivors: _Clients
     total: bytes
 
 
@@ -236,7 +238,7 @@ def _by_number(size: int) -> Callable[[str, Any], ByNumber]:
     return read
 
 
-def _set(name: str, value: Any) -> frozenset[int]:
+def _set(name: str, value: Any) -> _Clients:
     """The numbers whose bits are set, the lowest first."""
     data = _bytes(0, 2**17)(name, value)
     # Zeros at the end would be a second form of the same set.

@@ -14,6 +14,7 @@ clients are known by number.
 import asyncio
 import contextlib
 import hashlib
+from asyncio import StreamReader, StreamWriter, timeout
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -87,7 +88,7 @@ def _most_bytes(terms: Terms) -> int:
     return _GREETING_BYTES + terms.vector_bytes() + 4 * neighbours + 2 * terms.clients
 
 
-async def read_frame(reader: asyncio.StreamReader, limit: int) -> bytes:
+async def read_frame(reader: StreamReader, limit: int) -> bytes:
     """Return the next frame.
 
     Args:
@@ -118,7 +119,7 @@ def framed(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + hashlib.sha256(data).digest()[:_DIGEST_BYTES] + data
 
 
-async def write_frame(writer: asyncio.StreamWriter, data: bytes, seconds: float) -> int:
+async def write_frame(writer: StreamWriter, data: bytes, seconds: float) -> int:
     """Send a frame and return its bytes.
 
     Args:
@@ -127,7 +128,7 @@ async def write_frame(writer: asyncio.StreamWriter, data: bytes, seconds: float)
         seconds: How long the other end may take.
     """
     writer.write(framed(data))
-    async with asyncio.timeout(seconds):
+    async with timeout(seconds):
         await writer.drain()
     return _PREFIX_BYTES + len(data)
 
@@ -185,7 +186,7 @@ class Listener:
         self._connections: dict[asyncio.Task[None], SumServer | None] = {}
         # Not enrolled, the first one first.
         self._silent: dict[asyncio.Task[None], None] = {}
-        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._writers: dict[int, StreamWriter] = {}
         self._server: SumServer | None = None
         self._socket: asyncio.Server | None = None
 
@@ -251,7 +252,7 @@ class Listener:
         assert server is not None
         # At the limit the stage ends with what has come.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with timeout(seconds):
                 while not server.ready:
                     self._changed.clear()
                     await self._changed.wait()
@@ -282,7 +283,7 @@ class Listener:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connected(self, reader: StreamReader, writer: StreamWriter) -> None:
         """One client's connection, from its first byte to its last."""
         task = asyncio.current_task()
         assert task is not None
@@ -297,7 +298,7 @@ class Listener:
             self._silent[task] = None
             self._connections[task] = None
             # No connection outlasts the longest aggregation.
-            async with asyncio.timeout(self.limits.total):
+            async with timeout(self.limits.total):
                 await self._enrolling.wait()
                 server = self._connections[task] = self._server
                 assert server is not None
@@ -316,11 +317,9 @@ class Listener:
                 self._changed.set()
             await _closed(writer, self.limits.send)
 
-    async def _enrol(
-        self, server: SumServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> int:
+    async def _enrol(self, server: SumServer, reader: StreamReader, writer: StreamWriter) -> int:
         """Greet a client and take in its keys; its number."""
-        async with asyncio.timeout(min(self.limits.enrol, self.limits.send)):
+        async with timeout(min(self.limits.enrol, self.limits.send)):
             self.sent += await write_frame(writer, encoded(server.hello), self.limits.send)
             data = await read_frame(reader, _GREETING_BYTES)
         self.received += _PREFIX_BYTES + len(data)
@@ -332,7 +331,7 @@ class Listener:
         self._changed.set()
         return number
 
-    async def _listen(self, server: SumServer, number: int, reader: asyncio.StreamReader) -> None:
+    async def _listen(self, server: SumServer, number: int, reader: StreamReader) -> None:
         """Hand on messages; a few that do not belong are passed over, what is none ends it."""
         misplaced = 0
         while misplaced < _MOST_MISPLACED:
@@ -347,11 +346,11 @@ class Listener:
             self._changed.set()
 
 
-async def _closed(writer: asyncio.StreamWriter, seconds: float) -> None:
+async def _closed(writer: StreamWriter, seconds: float) -> None:
     """Close a stream: politely within the time limit, else at once."""
     try:
         writer.close()
-        async with asyncio.timeout(seconds):
+        async with timeout(seconds):
             await writer.wait_closed()
     except (*_BROKEN, asyncio.CancelledError):
         writer.transport.abort()
@@ -426,7 +425,7 @@ async def take_part(
     """
     writer = None
     try:
-        async with asyncio.timeout(limits.total):
+        async with timeout(limits.total):
             reader, writer = await asyncio.open_connection(host, port)
             while answers is None or answers > 0:
                 message = decoded(await read_frame(reader, _most_bytes(client.terms)))

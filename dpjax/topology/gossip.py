@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, DTypeLike, Float
 from scipy.sparse import csr_array, issparse
@@ -24,6 +25,8 @@ __all__ = ["Neighbours", "mix"]
 
 _Tree = TypeVar("_Tree")
 RoundNumber: TypeAlias = Integer | int
+Senders: TypeAlias = Sequence[Sequence[int]]
+"""Agents whose messages arrive, for each of some agents."""
 _Values: TypeAlias = Float[Array, "n d"]
 _Numbers: TypeAlias = np.ndarray | Array
 _Tables: TypeAlias = tuple[_Numbers, ...]
@@ -193,7 +196,7 @@ def polynomial(mixing: _Weights, coefficients: Float[Array, " m"], values: _Valu
     start = coefficients[-1] * values, jnp.zeros_like(values)
     # Clenshaw's rule begins with the highest degree; the constant term has one product less.
     descending = coefficients[-2:0:-1]
-    (current, before), _ = jax.lax.scan(step, start, descending)
+    (current, before), _ = lax.scan(step, start, descending)
     return coefficients[0] * values + mix(mixing, current) - before
 
 
@@ -217,9 +220,7 @@ def _tables_at(tables: Neighbours, round: RoundNumber) -> Neighbours:
     return Neighbours(senders, weights, wide, tables.order)
 
 
-def combining(
-    mixing: Mixing, agents: Sequence[int], senders: Sequence[Sequence[int]]
-) -> Callable[..., _Tree]:
+def combining(mixing: Mixing, agents: Sequence[int], senders: Senders) -> Callable[..., _Tree]:
     """Return the mix of some agents alone: ``combine(round, sent, received)``.
 
     Agent i has W_ii times its own value, plus W_ij times that of each sender j. Places beyond an
@@ -436,11 +437,11 @@ def _exchanged(mixing: _Partitioned, values: Array) -> Array:
 
     def local(tables: Neighbours, sends: _Tables, values: Array) -> Array:
         if mixing.steps is None:
-            return _gathered(tables, jax.lax.all_gather(values, axis, tiled=True))
+            return _gathered(tables, lax.all_gather(values, axis, tiled=True))
         received = []
         for rows, pairs in zip(sends, mixing.steps, strict=True):
             sent = values.at[rows].get(mode="promise_in_bounds")
-            received.append(jax.lax.ppermute(sent, axis, pairs))
+            received.append(lax.ppermute(sent, axis, pairs))
         return _gathered(tables, jnp.concatenate([values, *received]))
 
     # Agents that do not divide by the devices are filled up with zeros, which no row reads.
@@ -453,13 +454,13 @@ def _exchanged(mixing: _Partitioned, values: Array) -> Array:
 
 def _entry(schedule: Array, round: RoundNumber) -> Array:
     index = jnp.asarray(round) % schedule.shape[0]
-    return jax.lax.dynamic_index_in_dim(jnp.asarray(schedule), index, keepdims=False)
+    return lax.dynamic_index_in_dim(jnp.asarray(schedule), index, keepdims=False)
 
 
 def _dot(matrix: _Numbers, values: Array) -> Array:
     # The default precision of GPUs has ten-bit mantissas.
     weights = jnp.asarray(matrix).astype(values.dtype)
-    return jnp.tensordot(weights, values, axes=1, precision=jax.lax.Precision.HIGHEST)
+    return jnp.tensordot(weights, values, axes=1, precision=lax.Precision.HIGHEST)
 
 
 def _gathered(mixing: Neighbours, values: Array) -> Array:

@@ -24,6 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
+from jax.tree_util import tree_leaves_with_path
 from jaxtyping import Array, Float, PRNGKeyArray
 from optax import GradientTransformation, GradientTransformationExtraArgs, Params, Updates
 
@@ -169,7 +171,7 @@ def correlated(
         return _groups(paths, n, f"the n={n} agents of the factor", wide)
 
     def start(params: Params) -> _Past:
-        packed = grouped(jax.tree_util.tree_leaves_with_path(params))
+        packed = grouped(tree_leaves_with_path(params))
         if route is None:
             return ()
         with precision():
@@ -255,7 +257,7 @@ def scheduled(
     """
     rounds = _accounted(key, rounds)
     draw = _DRAWS[_validate.one_of("kind", kind, tuple(_DRAWS))]
-    if not isinstance(scales, jax.core.Tracer):
+    if not isinstance(scales, Tracer):
         # float32 scales stay as they are: accounting states the loss of these very numbers.
         dtype = np.float32 if np.asarray(scales).dtype == np.float32 else np.float64
         scales = _validate.finite_array("scales", scales, ndim=1).astype(dtype)
@@ -381,7 +383,7 @@ def zero_sum(
     """
     _validate.one_of("over", over, ("messages", "with_own_copy"))
     rounds = _accounted(key, rounds)
-    if not isinstance(deviation, jax.core.Tracer):
+    if not isinstance(deviation, Tracer):
         deviation = _validate.spread("deviation", deviation)
     if np.ndim(sender) != 1 or np.shape(sender) != np.shape(receiver) or not len(sender):
         raise ValueError(
@@ -514,11 +516,11 @@ def pairwise_cancelling(
     _numerics.check_key(edge_keys, "edge_keys", (len(pairs),))
     all_keys = jnp.concatenate([own_keys, edge_keys])
     # A key that two parts share would let one take off the other's noise.
-    if not isinstance(all_keys, jax.core.Tracer):
+    if not isinstance(all_keys, Tracer):
         words = jax.random.key_data(all_keys)
         if len(np.unique(words, axis=0)) != len(words):
             raise ValueError("edge_keys and own_keys hold a key twice; give every part its own")
-    if not isinstance(scale, jax.core.Tracer):
+    if not isinstance(scale, Tracer):
         scale = _validate.spread("scale", scale)
     # The covariance is own I + shared L: a link has one sign at each end.
     of_agents = spreads[0] * np.eye(n)
@@ -649,7 +651,7 @@ def opened(code: SumCode, total: Array, key: PRNGKeyArray, like: Updates) -> Upd
 
 def _entries(code: SumCode, payload: Updates) -> Float[Array, "n k"]:
     """The payload as one vector an agent."""
-    paths = jax.tree_util.tree_leaves_with_path(payload)
+    paths = tree_leaves_with_path(payload)
     agents = next((len(leaf) for _, leaf in paths if jnp.ndim(leaf)), 0)
     rows = []
     for path, leaf in paths:
@@ -707,7 +709,7 @@ def _transformation(
     ) -> tuple[Updates, NoiseState]:
         _check_round(state.round, rounds)
         valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
-        leaves, past = add(jax.tree_util.tree_leaves_with_path(updates), state, valid)
+        leaves, past = add(tree_leaves_with_path(updates), state, valid)
         updates = jax.tree.unflatten(jax.tree.structure(updates), leaves)
         return updates, NoiseState(state.key, state.round + 1, past)
 
@@ -724,7 +726,7 @@ def _check_round(round: Integer, rounds: int) -> None:
     Raises:
         ValueError: If none is left.
     """
-    if not isinstance(round, jax.core.Tracer) and int(round) >= rounds:
+    if not isinstance(round, Tracer) and int(round) >= rounds:
         raise ValueError(
             f"round is {int(round)}, the noise is accounted for {rounds} rounds; stop there, or "
             "make a plan for more"
@@ -844,7 +846,7 @@ def _checked_factor(factor: _Real, rows: AgentRows) -> _Real:
                 "for each"
             )
         return factor
-    if not isinstance(factor, jax.core.Tracer):
+    if not isinstance(factor, Tracer):
         factor = np.asarray(factor)
         if factor.ndim == 1:
             factor = _validate.finite_array("factor", factor, ndim=1).astype(factor.dtype)
