@@ -1,7 +1,7 @@
 """Gossip: one product with the mixing matrix over the leading (agent) axis of every leaf.
 
 The matrix has one of two layouts: dense [n, n], or `Neighbours`, tables of the entries that are
-not zero. Both give the same numbers to rounding. Over devices the tables are `_Partitioned`.
+not zero. Both give the same numbers to rounding. Over devices the tables are `Partitioned`.
 """
 
 import dataclasses
@@ -83,7 +83,7 @@ class Neighbours:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class _Partitioned:
+class Partitioned:
     """Tables of a mesh of devices, each of which has a block of the agents and receives rows.
 
     A device's values are those of its own agents, then those that it receives, step by step. In a
@@ -118,7 +118,7 @@ class _Partitioned:
         return sum(rows.shape[-1] for rows in self.sends) // self.mesh.size
 
 
-_Weights: TypeAlias = Float[Array, "*p n n"] | Neighbours | _Partitioned
+_Weights: TypeAlias = Float[Array, "*p n n"] | Neighbours | Partitioned
 """A mixing matrix, or a schedule, in any layout."""
 
 
@@ -148,7 +148,7 @@ def mix(mixing: _Weights, tree: _Tree) -> _Tree:
         >>> gossip.mix(np.full((2, 2), 0.5), models)["weights"].tolist()
         [[2.0], [2.0]]
     """
-    if isinstance(mixing, Neighbours | _Partitioned):
+    if isinstance(mixing, Neighbours | Partitioned):
         n = mixing.agents
     elif hasattr(mixing, "shape"):
         n = mixing.shape[-1]
@@ -157,7 +157,7 @@ def mix(mixing: _Weights, tree: _Tree) -> _Tree:
         raise ValueError(
             f"mixing is {text}; give the matrix of a graph, mixing.metropolis_hastings(graph)"
         )
-    products: dict[type, Callable] = {Neighbours: _gathered, _Partitioned: _exchanged}
+    products: dict[type, Callable] = {Neighbours: _gathered, Partitioned: _exchanged}
     product = products.get(type(mixing), _dot)
 
     def mixed(path: tuple, leaf: Array) -> Array:
@@ -202,7 +202,7 @@ def polynomial(mixing: _Weights, coefficients: Float[Array, " m"], values: _Valu
 
 def at(mixing: _Weights, round: RoundNumber) -> Any:
     """Return the matrix of a round: ``mixing`` itself, or entry ``round mod P`` of a schedule."""
-    if isinstance(mixing, _Partitioned):
+    if isinstance(mixing, Partitioned):
         return dataclasses.replace(mixing, tables=_tables_at(mixing.tables, round))
     if isinstance(mixing, Neighbours):
         return _tables_at(mixing, round)
@@ -317,7 +317,7 @@ def neighbours(mixing: Mixing, dtype: DTypeLike) -> Neighbours | None:
     return Neighbours(tuple(senders), tuple(weights), wide, order)
 
 
-def partitioned(source: Neighbours, mesh: Mesh) -> _Partitioned:
+def partitioned(source: Neighbours, mesh: Mesh) -> Partitioned:
     """Return the tables of a mesh of devices, the agents in their order in equal blocks.
 
     Every row adds up the products of `source` in the same order.
@@ -375,7 +375,7 @@ def partitioned(source: Neighbours, mesh: Mesh) -> _Partitioned:
     local_tables = Neighbours(
         tuple(narrow), local_weights[:-1], heavy_rows, None if is_sorted else order
     )
-    return _Partitioned(local_tables, sends, n, mesh, steps)
+    return Partitioned(local_tables, sends, n, mesh, steps)
 
 
 def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[_Steps, _Tables, np.ndarray, int]:
@@ -389,7 +389,7 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[_Steps, _Tables
         block: Agents of a device.
 
     Returns:
-        As in `_Partitioned`, steps and sends; [d n] the place of an agent's row on a device; and
+        As in `Partitioned`, steps and sends; [d n] the place of an agent's row on a device; and
         the number of a device's rows.
     """
     devices, n = needed.shape
@@ -430,7 +430,7 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[_Steps, _Tables
     return tuple(tuple(step) for step in steps), tuple(sends), place, length
 
 
-def _exchanged(mixing: _Partitioned, values: Array) -> Array:
+def _exchanged(mixing: Partitioned, values: Array) -> Array:
     """Every device's rows, from its own agents' values and those that it receives."""
     (axis,) = mixing.mesh.axis_names
     spec = PartitionSpec(*mixing.mesh.axis_names)
