@@ -210,7 +210,7 @@ def check_noise_draws(target: _Part, noise: _Part) -> None:
     if wrong:
         raise ValueError(
             f"noise is {_validate.shown(target.config.noise)}, which by two keys in two rounds "
-            f"draws {_validate.shown(sample[:, 0].tolist())}, .... Draw finite noise of the "
+            f"draws {_validate.shown(sample[:, 0].tolist())} and so on. Draw finite noise of the "
             "payload's shape by the key and the count of rounds alone: other numbers in each round "
             "and by each key, and the same ones again. Where it states a factor F, give it the "
             "covariance F F' over agents (over C[0, 0]^2 in round 0 of a strategy C)"

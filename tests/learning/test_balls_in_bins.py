@@ -133,7 +133,7 @@ def test_noise_over_few_rounds_hides_fewer_bins():
         config(noise=noise.PrefixSum(bands=BINS + 1))
     # Few bands of C^-1 are as many of C as there are rounds.
     inverse = config(noise=noise.BandedInverse(bands=2))
-    with pytest.raises(ValueError, match=r"give bands of C \(not of C\^-1\) of at most 4"):
+    with pytest.raises(ValueError, match=r"Give bands of C \(not of C\^-1\) of at most 4"):
         plan.make(inverse, ALONE, counts=[60])
 
 

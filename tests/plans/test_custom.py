@@ -474,7 +474,7 @@ def test_noise_of_ones_own_is_drawn_once(way):
     sampler = Random(4)
     assert made(sampler, noise=Plain()).guarantee.custom == ("Plain",)
     made(sampler, noise=Plain(), rounds=1)
-    with pytest.raises(ValueError, match="noise is Plain.*draws .*; draw finite noise"):
+    with pytest.raises(ValueError, match="noise is Plain.*draws .*Draw finite noise"):
         made(sampler, noise=Plain(way))
 
 
