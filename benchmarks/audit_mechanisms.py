@@ -939,7 +939,7 @@ def _reasons(refused: list[dict[str, Any]]) -> dict[str, list[str]]:
             continue
         if ", which method " in refusal:
             name = case["method"]
-            reason = compatibility.method(METHODS[name][0]).why
+            reason = METHODS[name][0].terms.why
         else:
             name = case["noise"]
             reason = noise.DESIGNS[name].terms.why

@@ -33,9 +33,9 @@ _Rules: TypeAlias = dict[str, object]
 
 ANSWERS: tuple[Payload, ...] = ("dsgd", "answer")
 """Payloads of one answer an agent, which noise joins by default."""
-OUTSIDER = (("outsider", "any"),)
-INDEPENDENT_KEYS = (*OUTSIDER, ("node", "any"), ("coalition", "any"))
-KEYS_APART = (*INDEPENDENT_KEYS, ("outsider", "view"), ("node", "view"), ("coalition", "view"))
+_OUTSIDER = (("outsider", "any"),)
+_INDEPENDENT_KEYS = (*_OUTSIDER, ("node", "any"), ("coalition", "any"))
+KEYS_APART = (*_INDEPENDENT_KEYS, ("outsider", "view"), ("node", "view"), ("coalition", "view"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class NoiseTerms:
         (('outsider', 'any'),)
     """
 
-    attackers: tuple[tuple[str, str], ...] = OUTSIDER
+    attackers: tuple[tuple[str, str], ...] = _OUTSIDER
     payloads: tuple[Payload, ...] = ANSWERS
     by_round: bool = False
     loss: Literal["gaussian", "pure", "zcdp"] = "gaussian"
@@ -85,12 +85,12 @@ _SECRET_KEYS = (
     "its loss is an outsider's, and other agents learn no more if each keeps its own key: give "
     "attacker='outsider', 'node' or 'coalition', and gradients='any'"
 )
-OWN_KEYS = NoiseTerms(attackers=INDEPENDENT_KEYS, why=_SECRET_KEYS)
+OWN_KEYS = NoiseTerms(attackers=_INDEPENDENT_KEYS, why=_SECRET_KEYS)
 """Of designs in which every agent draws its noise alone."""
 TO_SERVER = dataclasses.replace(OWN_KEYS, payloads=(*ANSWERS, "sum"))
 """Of those among them that messages to a server carry, too."""
 SCHEDULED = NoiseTerms(
-    attackers=INDEPENDENT_KEYS,
+    attackers=_INDEPENDENT_KEYS,
     payloads=(*ANSWERS, "models"),
     by_round=True,
     released=False,
@@ -347,7 +347,7 @@ def noise(part: Noise | None) -> NoiseTerms:
     secrets = part.secrets if "secrets" in vars(type(part)) else None  # type: ignore[attr-defined]
     return NoiseTerms(
         inherited=True,
-        attackers=INDEPENDENT_KEYS if secrets in ("own", "links") else OUTSIDER,
+        attackers=_INDEPENDENT_KEYS if secrets in ("own", "links") else _OUTSIDER,
         why=(
             f"its class states secrets {secrets!r}, which promises an outsider's loss alone: give "
             "attacker='outsider' and gradients='any'; or state secrets 'own' or 'links', where "
@@ -461,7 +461,7 @@ def check_noise(
     terms = noise(part)
     name = "Correlated" if part is None else type(part).__name__
     kind = type(emitter).__name__
-    attackers = INDEPENDENT_KEYS if independent_keys else terms.attackers
+    attackers = _INDEPENDENT_KEYS if independent_keys else terms.attackers
     base = _stating(emitter, MethodTerms) or _Own
     of_messages = "answer" not in terms.payloads
     # Such a loss follows from the messages themselves, which a subclass may change. One of a

@@ -118,8 +118,13 @@ class Config:
     @property
     def pattern(self) -> Participation:
         """In which rounds what the relation changes takes part."""
+        return Participation(self.rounds, *self.turns)
+
+    @property
+    def turns(self) -> tuple[int, int]:
+        """How often what the relation changes takes part at most, and how many rounds apart."""
         turns = self.sampler.turns if self.protect.unit == "client" else None
-        return Participation(self.rounds, *(turns or self.sampler.pattern(self.rounds)))
+        return turns or self.sampler.pattern(self.rounds)
 
     @property
     def participation(self) -> tuple[int, int] | None:

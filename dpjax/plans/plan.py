@@ -337,7 +337,7 @@ class Plan:
             factor=self._colour,
             reach=forecast.weights(self.mixing, config.rounds),
             step_sizes=config.optimizer.relative(config.rounds),
-            patterns=(config.pattern.epochs, config.pattern.separation),
+            patterns=config.turns,
             clip_norm=config.protect.clip_norm,
             relation=config.protect.relation,
             batch_size=self.sampler.divisor,

@@ -5,14 +5,15 @@ import math
 import numpy as np
 import pytest
 
-from dpjax.algorithms.random_weights import Encrypted, Pulls, Shielded
+from dpjax.algorithms.random_weights import Encrypted, EncryptedOnLinks, Pulls, Shielded
 from dpjax.topology import graphs, mixing
 
 CYCLE = 0.5 * np.eye(4) + 0.5 * np.roll(np.eye(4), 1, axis=1)
 
 
 def test_factors_are_bounded_by_the_largest_degree():
-    assert Encrypted().on(mixing.metropolis_hastings(graphs.ring(5))).largest == 1 / math.sqrt(3)
+    ring = mixing.metropolis_hastings(graphs.ring(5))
+    assert Encrypted().on(ring) == EncryptedOnLinks(1 / math.sqrt(3))
     assert Encrypted().on(mixing.metropolis_hastings(graphs.star(5))).largest == 1 / math.sqrt(5)
 
 

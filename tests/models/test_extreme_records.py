@@ -196,7 +196,9 @@ def test_few_records_of_a_convolution_in_groups_do_not_meet(name, monkeypatch):
     fn = jax.jit(sums(model, "record"))
     for extreme in extremes:
         assert squared_change(fn, params, x, y, extreme) <= CLIP**2, extreme
-    monkeypatch.setattr(_agents, "apart", lambda function, *trees: jax.vmap(function)(*trees))
+    monkeypatch.setattr(
+        _agents, "vmap_isolated", lambda function, *trees: jax.vmap(function)(*trees)
+    )
     fn = jax.jit(sums(model, "record"))
     changes = [squared_change(fn, params, x, y, extreme) for extreme in extremes]
     assert max(changes) > CLIP**2, changes
@@ -239,7 +241,9 @@ def test_agents_with_convolutions_in_groups_do_not_meet(monkeypatch):
 
     before, after = first_agents()
     jax.tree.map(np.testing.assert_array_equal, before, after)
-    monkeypatch.setattr(_agents, "apart", lambda function, *trees: jax.vmap(function)(*trees))
+    monkeypatch.setattr(
+        _agents, "vmap_isolated", lambda function, *trees: jax.vmap(function)(*trees)
+    )
     before, after = first_agents()
     assert not all(map(np.array_equal, before, after))
 

@@ -142,7 +142,7 @@ def test_the_page_s_reasons_are_those_of_the_registry() -> None:
     section = page.partition("<!-- reasons -->")[2].partition("<!-- end -->")[0]
     lines = [line for line in section.splitlines() if line.startswith("- ")]
     reasons = [line.partition(": ")[2].removesuffix(".") for line in lines]
-    methods = {audit.compatibility.method(parts[0]).why for parts in audit.METHODS.values()}
+    methods = {parts[0].terms.why for parts in audit.METHODS.values()}
     designs = {design.terms.why for design in noise_.DESIGNS.values()}
     assert set(reasons) <= methods | designs
     assert len(reasons) == len(set(reasons)) > 10

@@ -150,7 +150,7 @@ def test_a_run_says_from_which_round_on_which_share_of_messages_had_no_noise(mak
             assert (result.metrics["lost_noise"] < 1e-4).all()
             assert "NOT covered: from" not in result.guarantees[0].statement()
             continue
-        with pytest.warns(scheduled.LostNoiseWarning, match="from round 1 on up to 0.[56]") as text:
+        with pytest.warns(scheduled.LostNoiseWarning, match="From round 1 on up to 0.[56]") as text:
             result = run(training_plan, task, seeds=(0, 1), eval_every=10, callback=watch)
         assert len(text) == 1, "once a run"
         expected = 2 * law.cdf(2.0**-7 / 2 / 0.0044) - 1
@@ -180,7 +180,7 @@ def test_an_entry_that_is_not_finite_hides_no_lost_noise(bad):
     step = Sgd(1e-5 * 0.0044 / float(unit))
     training_plan = plan.make(config(noise=part, optimizer=step), MATRIX)
     task = dataclasses.replace(near(1e5), init=lambda _: jnp.array([bad, 1e5], jnp.float32))
-    with pytest.warns(scheduled.LostNoiseWarning, match="from round 1 on up to 1 of"):
+    with pytest.warns(scheduled.LostNoiseWarning, match="From round 1 on up to 1 of"):
         result = run(training_plan, task, seeds=(0,), eval_every=10)
     assert result.guarantees[0].lost_noise == (1, 1.0)
     assert (result.metrics["lost_noise"] == 1).all()
@@ -214,7 +214,7 @@ def test_a_run_names_the_first_block_whose_noise_is_lost():
         )
         + 1
     )
-    with pytest.warns(scheduled.LostNoiseWarning, match=f"from round {first} on up to"):
+    with pytest.warns(scheduled.LostNoiseWarning, match=f"From round {first} on up to"):
         result = run(training_plan, near(300.0), seeds=(0,), eval_every=1)
     assert 3 < first < T and result.guarantees[0].lost_noise[0] == first
     shares = result.metrics["lost_noise"][:, 0, 0]

@@ -206,7 +206,7 @@ def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
     [
         ("sampler", "draw", functools.partial(np.multiply, 0)),
         ("noise", "calibrate", print),
-        ("noise", "temporal", True),
+        ("noise", "of_network", True),
         ("method", "emit", None),
         ("optimizer", "uses_noise", False),
         ("protect", "shift", 0.001),

@@ -229,7 +229,7 @@ MUTANTS = {
 
 @pytest.mark.mutant
 def test_keys_that_leave_out_a_part_are_caught(monkeypatch):
-    monkeypatch.setattr(noise, "PACK", 6)  # so that the leaves are several draws
+    monkeypatch.setattr(noise, "_PACK", 6)  # so that the leaves are several draws
 
     def check():  # another function each time, or what was compiled would be taken
         check_law(collect(lambda *a, **k: scheduled(*a, **k), "laplace"), SCALES, "laplace")
@@ -258,7 +258,7 @@ def test_layout_and_scaling_are_exact(kind):
 
 
 def test_large_leaves_have_draws_of_their_own(monkeypatch):
-    monkeypatch.setattr(noise, "PACK", 64)
+    monkeypatch.setattr(noise, "_PACK", 64)
     sizes = {"a": 63, "b": 4, "c": 69, "d": 3}
     options = {name: jnp.zeros((2, size), jnp.float32) for name, size in sizes.items()}
     link = scheduled(np.ones(1), key=key(), rounds=1, kind="laplace")
@@ -280,7 +280,7 @@ def test_no_two_entries_share_a_draw(kind, monkeypatch):
         return jnp.zeros(shape, dtype)
 
     monkeypatch.setitem(noise._DRAWS, kind, noted)
-    monkeypatch.setattr(noise, "PACK", 500)
+    monkeypatch.setattr(noise, "_PACK", 500)
     big = {"a": jnp.zeros((3, 700)), "b": jnp.zeros((3, 9)), "c": jnp.zeros((3, 495))}
     link = scheduled(np.ones(9), key=key(), rounds=9, kind=kind)
     state = link.init(big)
