@@ -58,7 +58,6 @@ from dpjax.engine import keys
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.plans import (
-    compatibility,
     links,
     noise,
     optimizers,

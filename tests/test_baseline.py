@@ -620,31 +620,31 @@ def marked(names: Iterable[str], slow: tuple[str, ...]) -> list[object]:
 
 @pytest.mark.gate(22)
 @pytest.mark.parametrize("name", marked(PLANS, SLOW_PLANS))
-def test_a_plan_states_and_holds_what_it_did(name):
+def test_plan_states_and_holds_what_it_did(name):
     compare("plans", name, plan_values(name), stated_mode())
 
 
 @pytest.mark.gate(3)
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_sampler_draws_the_same_bits(name):
+def test_sampler_draws_same_bits(name):
     compare("batches", name, batch_values(name), bit_mode())
 
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("name", marked(SAMPLERS, SAMPLERS[:3]))
-def test_a_run_draws_the_same_records(name):
+def test_run_draws_same_records(name):
     compare("draws", name, drawn_in_a_run(name), bit_mode())
 
 
 @pytest.mark.gate(4)
 @pytest.mark.parametrize("name", PRIVATIZERS)
-def test_a_privatizer_draws_the_same_bits(name):
+def test_privatizer_draws_same_bits(name):
     compare("noise", name, noise_values(name), bit_mode())
 
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("name", marked((*RUNS, *SLOW_RUNS), SLOW_RUNS))
-def test_a_short_run_ends_as_it_did(name):
+def test_short_run_ends_as_it_did(name):
     compare("runs", name, run_values(name), Mode(RUN))
 
 
@@ -669,7 +669,7 @@ def test_committed_records_are_read_as_they_were(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_tiny_preset_records_what_it_did(name, tmp_path):
+def test_tiny_preset_records_what_it_did(name, tmp_path):
     compare("presets", name, preset_values(name, tmp_path), Mode(RUN))
 
 
@@ -688,7 +688,7 @@ def test_a_tiny_preset_records_what_it_did(name, tmp_path):
         ("functions", "gdp", 2, lambda mu: float("nan")),
     ],
 )
-def test_a_changed_value_is_noticed(section, name, entry, changed):
+def test_changed_value_is_noticed(section, name, entry, changed):
     old = baseline()[section][name]
     new = json.loads(json.dumps(old))
     mode = Mode(RUN if section == "runs" else CLOSE)
@@ -699,7 +699,7 @@ def test_a_changed_value_is_noticed(section, name, entry, changed):
 
 
 @pytest.mark.parametrize(("error", "noticed"), [(3e-13, False), (3e-12, True), (0.1, True)])
-def test_an_array_may_differ_by_its_last_digits_alone(error, noticed):
+def test_array_may_differ_by_its_last_digits_alone(error, noticed):
     array = np.random.default_rng(0).normal(size=(3, 4))
     near = array * (1 + error)
     assert bool(differences(array_value(array), array_value(near), Mode(CLOSE))) == noticed
@@ -714,7 +714,7 @@ def test_an_array_may_differ_by_its_last_digits_alone(error, noticed):
     assert bool(lines) == noticed
 
 
-def test_the_file_has_a_value_of_every_row():
+def test_file_has_value_of_every_row():
     stored = baseline()
     assert stored["plans"].keys() == PLANS.keys()
     assert stored["runs"].keys() == {*RUNS, *SLOW_RUNS}

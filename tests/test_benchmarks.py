@@ -20,7 +20,7 @@ def summed(way: str, size: int, mapped: int = 1) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-def test_the_clipped_sums_are_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clipped_sums_are_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_dpsgd, "CLIP_NORM", 0.05)
     ours = summed("dpjax", 4)
     theirs = summed("jax_privacy", 8)
@@ -45,7 +45,7 @@ def test_pytorchs_network_is_as_large() -> None:
     assert sum(param.numel() for param in params) == 412_426
 
 
-def test_the_float32_attack_finds_every_possible_word() -> None:
+def test_float32_attack_finds_every_possible_word() -> None:
     draws = float32_attack.random_laplaces(3_000)
     for state, other in ((0.0, 0.1), (1 / 3, 1 / 3 + 0.001)):
         messages = np.float32(state) + draws
@@ -65,7 +65,7 @@ def test_the_float32_attack_finds_every_possible_word() -> None:
             assert not (present + values == left[:, None]).any()
 
 
-def test_the_attack_sees_no_difference_where_there_is_none() -> None:
+def test_attack_sees_no_difference_where_there_is_none() -> None:
     draws = {
         "laplace": float32_attack.random_laplaces(20_000),
         "normal": float32_attack.every_normal()[::1024],
@@ -82,7 +82,7 @@ def test_the_attack_sees_no_difference_where_there_is_none() -> None:
     assert abs(lost - (below + above) / 2) < 5 * 0.5 / np.sqrt(20_000)
 
 
-def test_every_way_estimates_the_same(capsys: pytest.CaptureFixture) -> None:
+def test_every_way_estimates_same(capsys: pytest.CaptureFixture) -> None:
     for coordinates in (1, 3):
         x, y = bench_tracking.rounds(3, 80, coordinates)
         ways = bench_tracking.ways(coordinates, list(bench_tracking.WAYS))
@@ -99,7 +99,7 @@ def test_every_way_estimates_the_same(capsys: pytest.CaptureFixture) -> None:
     assert "times_tree" in capsys.readouterr().out
 
 
-def test_what_is_found_of_gaussians_is_of_the_stated_truth() -> None:
+def test_what_is_found_of_gaussians_is_of_stated_truth() -> None:
     x, y = (gaussian[0] for gaussian in bench_tracking.gaussians(20_000, 2, 0.8, 0))
     pair = np.corrcoef(x[:, 0], y[:, 0])[0, 1], np.corrcoef(x[:, 1], y[:, 1])[0, 1]
     assert -0.5 * sum(np.log1p(-(r**2)) for r in pair) == pytest.approx(0.8, abs=0.05)
@@ -117,7 +117,7 @@ def test_loops_over_agents_do_what_arrays_of_them_do(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-def test_ways_to_follow_a_space_find_the_same_one() -> None:
+def test_ways_to_follow_space_find_same_one() -> None:
     sizes = ["--dimensions", "300", "--columns", "4", "--repeats", "1"]
     assert bench_sketch.main(["--what", "peers", *sizes]) == 0
     calls, truth = bench_sketch.peer_calls(300, 4, 32)
@@ -127,7 +127,7 @@ def test_ways_to_follow_a_space_find_the_same_one() -> None:
 
 
 @pytest.mark.slow
-def test_the_loop_with_its_own_sketch_is_told_by_seeds() -> None:
+def test_loop_with_its_own_sketch_is_told_by_seeds() -> None:
     case = bench_sketch.BASE | {"k": 8, "noise": 0.01, "floor": "narrow"}
     angle, missed, selection, columns, error = bench_sketch.loop(40, 50, 2, case, np.float32)
     assert angle.shape == missed.shape == selection.shape == columns.shape == (2,)
@@ -147,7 +147,7 @@ def test_training_tells_what_frames_hold_by_seeds(monkeypatch: pytest.MonkeyPatc
     assert (0.2 * 8 / 2410 < held).all() and (held < 3 * 8 / 2410).all()
 
 
-def test_the_page_says_what_was_recorded_of_probes_in_training() -> None:
+def test_page_says_what_was_recorded_of_probes_in_training() -> None:
     stored = Path(__file__).parents[1] / "benchmarks" / "records"
     names = ("sketch_training.jsonl", "sketch_training_digits.jsonl")
     frame = records.read([stored / name for name in names])
@@ -163,7 +163,7 @@ def test_the_page_says_what_was_recorded_of_probes_in_training() -> None:
 
 
 @pytest.mark.slow
-def test_frames_of_a_loop_move_and_stay_orthonormal() -> None:
+def test_frames_of_loop_move_and_stay_orthonormal() -> None:
     frames = bench_sketch.motions(30, 12, 4, bench_sketch.BASE | {"k": 6})
     products = frames.transpose(0, 2, 1) @ frames
     np.testing.assert_allclose(products, np.stack([np.eye(6)] * 4), atol=1e-4)
@@ -171,7 +171,7 @@ def test_frames_of_a_loop_move_and_stay_orthonormal() -> None:
 
 
 @pytest.mark.slow
-def test_sums_that_are_timed_are_the_sums(capsys: pytest.CaptureFixture) -> None:
+def test_sums_that_are_timed_are_sums(capsys: pytest.CaptureFixture) -> None:
     for name in ("cryptography", "msgpack"):
         pytest.importorskip(name, reason="the extra `secure` is not installed")
     sizes = ["--clients", "20", "--jit-clients", "20", "--lengths", "8", "--repeats", "0"]
@@ -187,7 +187,7 @@ def test_sums_that_are_timed_are_the_sums(capsys: pytest.CaptureFixture) -> None
 
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="the bench extra is not here")
 @pytest.mark.filterwarnings("ignore:'click.utils.:DeprecationWarning")  # flwr's, on import
-def test_the_peer_sums_the_same_vectors() -> None:
+def test_peer_sums_same_vectors() -> None:
     terms = bench_secagg.terms_of(20, 8)
     values = bench_secagg.vectors_of(20, 8)
     leaves = bench_secagg.leaves_of(terms, ("mask",))

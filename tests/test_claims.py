@@ -25,11 +25,11 @@ def test_all_papers_have_claims_with_verdict_and_evidence(claims):
     assert all(c["claim"].endswith(".") and "|" not in c["claim"] + c["size"] for c in entries)
 
 
-def test_pages_are_what_the_store_makes(claims):
+def test_pages_are_what_store_makes(claims):
     assert claims.main("--check") == 0, "run scripts/claims"
 
 
-def test_a_changed_verdict_makes_three_pages_stale(claims, capsys, monkeypatch):
+def test_changed_verdict_makes_three_pages_stale(claims, capsys, monkeypatch):
     store = claims.load()
     store["dome"]["claims"][0]["verdict"] = "not reproduced"
     monkeypatch.setattr(claims, "load", lambda: store)
@@ -40,7 +40,7 @@ def test_a_changed_verdict_makes_three_pages_stale(claims, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("page", ["errata", "findings"])
-def test_tests_that_a_page_names_are_there(claims, page):
+def test_tests_that_page_names_are_there(claims, page):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     named = re.findall(r"`(tests/[^`]+)`", text)
     assert named and not [item for item in named if not claims.is_there(item)]
@@ -66,7 +66,7 @@ def refusal(claims, path):
         ('size = "theory', 'sizes = "theory', "size, sizes missing or unknown; give"),
     ],
 )
-def test_a_broken_store_is_refused(claims, tmp_path, old, new, reported):
+def test_broken_store_is_refused(claims, tmp_path, old, new, reported):
     complete = STORE.read_text()
     copy = tmp_path / "claims.toml"
     copy.write_text(complete.replace(old, new, 1))
@@ -113,7 +113,7 @@ evidence = ["scripts/claims.py"]
     assert reported in refusal(claims, copy)
 
 
-def test_main_takes_check_alone_and_says_an_error_in_one_line(claims, capsys, monkeypatch):
+def test_main_takes_check_alone_and_says_error_in_one_line(claims, capsys, monkeypatch):
     monkeypatch.setattr(claims, "pages", lambda store: pytest.fail("options are read first"))
     for option, status in (("--chek", 2), ("--help", 0)):
         with pytest.raises(SystemExit) as stop:

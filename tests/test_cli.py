@@ -46,7 +46,7 @@ def refused(arguments: list[str], capsys: Capture, match: str) -> None:
     assert re.search(match, error), error
 
 
-def test_help_runs_as_a_module_and_loads_no_room() -> None:
+def test_help_runs_as_module_and_loads_no_room() -> None:
     code = (
         "import sys; from dpjax import cli; status = cli.main(['--help']); "
         "print(sorted({'jax', 'scipy', 'networkx', 'pandas'} & set(sys.modules))); sys.exit(status)"
@@ -73,13 +73,13 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(("command", "summary"), cli._COMMANDS.items())
-def test_the_overview_has_the_words_of_each_command(command: str, summary: str) -> None:
+def test_overview_has_words_of_each_command(command: str, summary: str) -> None:
     assert (cli._command(command).__doc__ or "").startswith(summary.rstrip("."))
 
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])
-def test_a_closed_stream_changes_nothing_else(closed: str) -> None:
+def test_closed_stream_changes_nothing_else(closed: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for words in ("design", "desing"):
         command = f"{sys.executable} -m dpjax {words} {closed}"
@@ -109,13 +109,11 @@ def test_nothing_to_do_shows_all_commands_on_one_screen(capsys: Capture) -> None
         (["plot", "--zzz"], "no option --zzz; see dpjax plot --help"),
     ],
 )
-def test_what_there_is_not_names_the_nearest(
-    arguments: list[str], match: str, capsys: Capture
-) -> None:
+def test_what_there_is_not_names_nearest(arguments: list[str], match: str, capsys: Capture) -> None:
     refused(arguments, capsys, re.escape(match))
 
 
-def test_a_file_of_settings_trains(capsys: Capture, elsewhere: Path) -> None:
+def test_file_of_settings_trains(capsys: Capture, elsewhere: Path) -> None:
     assert cli.main(["init"]) == 0
     refused(["init"], capsys, "path is 'dpjax.toml', which exists")
     file = elsewhere / "dpjax.toml"
@@ -237,7 +235,7 @@ def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -
     assert float(gap) < 1e-7
 
 
-def test_every_agent_of_a_small_network_has_a_line(capsys: Capture, elsewhere: Path) -> None:
+def test_every_agent_of_small_network_has_line(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "net.txt").write_text('"New York" b\nb c\nc d\nd "New York"\nb d\n')
     terms = ["--epsilon", "3", "--delta", "1e-5", "--rounds", "50", "--clip-norm", "0.2"]
     selection = ["--relation", "zero_out_record", "--kind", "whisper", "--batch-size", "8"]
@@ -257,7 +255,7 @@ def test_every_agent_of_a_small_network_has_a_line(capsys: Capture, elsewhere: P
     assert "neighbours  " not in capsys.readouterr().out
 
 
-def test_the_table_compares_the_designs_and_orders_them(capsys: Capture) -> None:
+def test_table_compares_designs_and_orders_them(capsys: Capture) -> None:
     assert cli.main(DESIGN) == 0
     text = capsys.readouterr().out
     rows = {}
@@ -320,7 +318,7 @@ def test_all_designs_of_many_agents_are_compared_where_asked(
     assert "whisper takes minutes for 8 agents; --kind pairwise is quick\n" in err
 
 
-def test_the_design_says_whom_it_does_not_protect(
+def test_design_says_whom_it_does_not_protect(
     capsys: Capture,
 ) -> None:
     assert cli.main(DESIGN) == 0
@@ -337,7 +335,7 @@ def test_the_design_says_whom_it_does_not_protect(
     assert "a secret of its own" in text and "NOT protected" not in text
 
 
-def test_the_design_forecasts_a_model(capsys: Capture) -> None:
+def test_design_forecasts_model(capsys: Capture) -> None:
     assert cli.main([*DESIGN, "--parameters", "5000"]) == 0
     text = capsys.readouterr().out
     config = make_config(epsilon=10.0, rounds=100, clip_norm=0.1)
@@ -359,7 +357,7 @@ def test_the_design_forecasts_a_model(capsys: Capture) -> None:
     refused([*DESIGN, "--parameters", "0"], capsys, "parameters is 0")
 
 
-def test_the_file_has_terms_names_and_instructions(capsys: Capture, elsewhere: Path) -> None:
+def test_file_has_terms_names_and_instructions(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "sites.txt").write_text("Lyon Paris\nParis Brest\nBrest Nice\nNice Lyon\n")
     arguments = ["design", "--graph", "sites.txt", "--relation", "replace_agent", *NUMBERS]
     assert cli.main([*arguments, "--out", "it.npz"]) == 0
@@ -393,7 +391,7 @@ def test_noise_that_is_large_before_it_cancels_is_named(capsys: Capture, elsewhe
     assert bounded.covariance().max() <= 20.001 * single.covariance().max()
 
 
-def test_an_existing_file_is_never_replaced(capsys: Capture, elsewhere: Path) -> None:
+def test_existing_file_is_never_replaced(capsys: Capture, elsewhere: Path) -> None:
     first = elsewhere / "dpjax-design.npz"
     first.write_text("precious")
     assert cli.main(DESIGN) == 0
@@ -406,7 +404,7 @@ def test_an_existing_file_is_never_replaced(capsys: Capture, elsewhere: Path) ->
 
 
 @pytest.mark.slow
-def test_letters_that_a_terminal_lacks_are_written_in_others(
+def test_letters_that_terminal_lacks_are_written_in_others(
     monkeypatch: pytest.MonkeyPatch, elsewhere: Path
 ) -> None:
     Path("sites.txt").write_text(
@@ -423,7 +421,7 @@ def test_letters_that_a_terminal_lacks_are_written_in_others(
 
 
 @pytest.mark.slow
-def test_a_reader_that_stops_reading_costs_nothing(elsewhere: Path) -> None:
+def test_reader_that_stops_reading_costs_nothing(elsewhere: Path) -> None:
     command = f"{sys.executable} -m dpjax {' '.join(DESIGN)} | true"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     # Older versions of jaxlib print a warning when they read what another process compiled.
@@ -448,12 +446,12 @@ def test_help_may_be_cut_short_and_completion_is_written(elsewhere: Path) -> Non
         assert all(option in text for option in ("attacker", "relation", "where"))
 
 
-def test_a_place_that_cannot_be_written_is_one_line(capsys: Capture, elsewhere: Path) -> None:
+def test_place_that_cannot_be_written_is_one_line(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "file").write_text("")
     refused([*DESIGN, "--out", "file/it.npz"], capsys, "'file/it.npz', which cannot be written")
 
 
-def test_the_options_reach_the_design(capsys: Capture, elsewhere: Path) -> None:
+def test_options_reach_design(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "net.txt").write_text("a b\nb c\nc d\nd a\na c\n")
     arguments = ["design", "--graph", "net.txt", *NUMBERS, "--relation", "zero_out_record"]
     arguments += ["--mixing", "uniform", "--kind", "whisper_horizon", "--horizon", "7"]
@@ -472,7 +470,7 @@ def test_the_options_reach_the_design(capsys: Capture, elsewhere: Path) -> None:
     assert Design.load("made/it.npz").check(matrix, bound).horizon == 7
 
 
-def test_the_seed_chooses_the_graph(capsys: Capture) -> None:
+def test_seed_chooses_graph(capsys: Capture) -> None:
     assert cli.main([*DESIGN, "--seed", "3", "--kind", "independent"]) == 0
     text = capsys.readouterr().out
     assert "seed 3" in text and re.search(r"certified gap: .*none known", text)
@@ -481,7 +479,7 @@ def test_the_seed_chooses_the_graph(capsys: Capture) -> None:
     assert saved.mixing_fingerprint == mixing.fingerprint(matrix)
 
 
-def test_the_paper_s_rule_is_refused_where_it_is_false(capsys: Capture) -> None:
+def test_paper_s_rule_is_refused_where_it_is_false(capsys: Capture) -> None:
     arguments = [*DESIGN, "--accountant", "paper", "--epsilon", "60"]
     refused(arguments, capsys, "its rule is false")
     assert cli.main([*arguments, "--allow-unsound"]) == 0
@@ -514,7 +512,7 @@ def test_bad_input_is_one_line(change: list[str], match: str, capsys: Capture) -
 
 
 @pytest.mark.parametrize("arguments", [["desing"], ["design"], [*DESIGN, "--rounds", "many"]])
-def test_a_command_line_that_does_not_parse_is_status_2(
+def test_command_line_that_does_not_parse_is_status_2(
     arguments: list[str], capsys: Capture
 ) -> None:
     assert cli.main(arguments) == 2
@@ -555,7 +553,7 @@ def test_data_that_is_not_whole_is_not_here(
     refused(["data", "fetch", "facebook_ego"], capsys, "the ego network has 148 and 1692")
 
 
-def test_data_check_finds_the_bad_file(capsys: Capture, elsewhere: Path) -> None:
+def test_data_check_finds_bad_file(capsys: Capture, elsewhere: Path) -> None:
     assert cli.main(["data", "check"]) == 0
     canonical.write_archive(
         elsewhere / "cache" / "own.npz", {"x": np.ones((2, 1)), "y": np.arange(2)}
@@ -608,7 +606,7 @@ def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsew
     refused(["plot"], capsys, "path is missing")
 
 
-def test_the_example_of_plot_s_help_is_drawn(
+def test_example_of_plot_s_help_is_drawn(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsewhere: Path
 ) -> None:
     pytest.importorskip("pandas")
@@ -624,6 +622,6 @@ def test_plot_of_no_file_is_one_line(capsys: Capture) -> None:
     refused(["plot", "nowhere.jsonl"], capsys, "nowhere")
 
 
-def test_the_console_script_is_this_main() -> None:
+def test_console_script_is_this_main() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     assert 'dpjax = "dpjax.cli:main"' in text

@@ -45,7 +45,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_cannot_be_written(tmp_path, monkeypatch, name, code):
+def test_disk_that_cannot_be_written(tmp_path, monkeypatch, name, code):
     path = tmp_path / name
     if name != "run.jsonl":  # records are never overwritten
         WRITERS[name](path)
@@ -61,7 +61,7 @@ def test_a_disk_that_cannot_be_written(tmp_path, monkeypatch, name, code):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_folder_that_is_a_file(tmp_path, name):
+def test_folder_that_is_file(tmp_path, name):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(ValueError, match=r"path is .*(cannot be written|exists)"):
         WRITERS[name](tmp_path / "file" / name)
@@ -92,7 +92,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_name_that_no_file_can_have(name, tmp_path, monkeypatch):
+def test_name_that_no_file_can_have(name, tmp_path, monkeypatch):
     """300 characters: systems take 255 bytes at most."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"n{300}.*; "):
@@ -100,7 +100,7 @@ def test_a_name_that_no_file_can_have(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_the_longest_name_can_be_written_and_no_longer_one(name, tmp_path):
+def test_longest_name_can_be_written_and_no_longer_one(name, tmp_path):
     long = tmp_path / f"{'n' * (255 - len(name))}{name}"
     WRITERS[name](long)
     assert long.stat().st_size
@@ -108,7 +108,7 @@ def test_the_longest_name_can_be_written_and_no_longer_one(name, tmp_path):
         WRITERS[name](tmp_path / f"{'n' * 300}{name}")
 
 
-def test_a_download_onto_a_full_disk(tmp_path, monkeypatch):
+def test_download_onto_full_disk(tmp_path, monkeypatch):
     """It is not blamed on the network."""
 
     class Reply:

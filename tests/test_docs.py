@@ -30,18 +30,18 @@ ALL = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_rows_of_tables_fit_a_window(page: str) -> None:
+def test_rows_of_tables_fit_window(page: str) -> None:
     for number, line in enumerate((ROOT / page).read_text().splitlines(), start=1):
         assert not line.startswith("|") or len(line) <= 100, f"{page}, line {number}"
 
 
-def test_a_release_s_limits_stand_where_it_is_named() -> None:
+def test_release_s_limits_stand_where_it_is_named() -> None:
     text = (ROOT / "docs" / "configuring.md").read_text()
     after = text.partition("`release=True`")[2].partition("## ")[0]
     assert "One process holds everything" in after and "Nothing is really sent" in after
 
 
-def test_the_table_of_parties_is_what_its_snippet_prints(capsys: pytest.CaptureFixture) -> None:
+def test_table_of_parties_is_what_its_snippet_prints(capsys: pytest.CaptureFixture) -> None:
     text = (ROOT / "docs" / "accounting.md").read_text()
     section = text.partition("## Who is protected from whom")[2]
     code, printed = re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)[:2]
@@ -71,7 +71,7 @@ def unknown_names(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_server_s_example_is_as_accurate_as_its_page_says(real_data, monkeypatch) -> None:
+def test_server_s_example_is_as_accurate_as_its_page_says(real_data, monkeypatch) -> None:
     monkeypatch.setenv("DPJAX_DATA", str(real_data("a9a").parent))
     text = (ROOT / "docs" / "federated.md").read_text()
     names = {}
@@ -84,11 +84,11 @@ def test_a_server_s_example_is_as_accurate_as_its_page_says(real_data, monkeypat
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_modules_that_a_page_names_are_there(page: str) -> None:
+def test_modules_that_page_names_are_there(page: str) -> None:
     assert not unknown_names((ROOT / page).read_text())
 
 
-def test_the_published_coefficients_are_those_that_run() -> None:
+def test_published_coefficients_are_those_that_run() -> None:
     text = (ROOT / "docs" / "filters.md").read_text().partition("## The published filters")[2]
     listed = {}
     for name, *parts in re.findall(
@@ -116,21 +116,21 @@ def test_pages_import_what_is_installed(page: Path) -> None:
 
 
 @pytest.mark.mutant
-def test_a_page_s_import_of_a_helper_is_caught() -> None:
+def test_page_s_import_of_helper_is_caught() -> None:
     assert helpers("from _common import tune") == {"_common"}
     assert helpers("import dpjax as dp\nfrom experiments import x") == {"experiments"}
     assert helpers('    "import _replica\\n",') == {"_replica"}
 
 
 @pytest.mark.mutant
-def test_a_module_that_is_gone_is_caught() -> None:
+def test_module_that_is_gone_is_caught() -> None:
     assert unknown_names("`plans.nowhere`, `engine.run.jog(plan)`, `engine.run.run(plan)`") == [
         "plans.nowhere",
         "engine.run.jog",
     ]
 
 
-def test_the_tables_of_packages_are_whole() -> None:
+def test_tables_of_packages_are_whole() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     assert len(page.splitlines()) <= 150
     table = page.partition("## The packages")[2].partition("\n## ")[0]
@@ -147,7 +147,7 @@ def test_the_tables_of_packages_are_whole() -> None:
         assert not missing or room in some, f"{room}: {sorted(missing)}"
 
 
-def test_a_new_part_touches_few_files_that_exist() -> None:
+def test_new_part_touches_few_files_that_exist() -> None:
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("| to add |")[2].partition("\n\n")[0]
     rows = table.splitlines()[2:]
     for row in rows:
@@ -175,14 +175,14 @@ def test_what_float32_noise_gives_away_is_what_was_measured() -> None:
         )
 
 
-def test_the_citation_is_that_of_its_file() -> None:
+def test_citation_is_that_of_its_file() -> None:
     stored = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     page = " ".join((ROOT / "docs" / "cite.md").read_text().split())
     assert all(f"{name} = {{{stored[name]}}}" in page for name in ("title", "version", "license"))
     assert all(f"[{item['title']}]({item['url']})" in page for item in stored["references"])
 
 
-def test_the_link_of_optax_runs_as_its_page_has_it() -> None:
+def test_link_of_optax_runs_as_its_page_has_it() -> None:
     section = (ROOT / "docs" / "own_loop.md").read_text().partition("## In optax")[2]
     exec(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0], names := {})
     assert names["models"]["w"].shape == (6, 3) and names["models"]["w"].std() > 0.1
@@ -198,7 +198,7 @@ PRIVATE = re.compile(
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
-def test_pages_have_the_field_s_words(page: Path) -> None:
+def test_pages_have_field_s_words(page: Path) -> None:
     assert not PRIVATE.findall(page.read_text())
 
 

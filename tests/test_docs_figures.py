@@ -19,7 +19,7 @@ def shown():
             yield page.name, alt, name
 
 
-def test_every_figure_is_on_a_page_and_every_link_leads_to_one():
+def test_every_figure_is_on_page_and_every_link_leads_to_one():
     present = {path.name for path in FIGURES.iterdir()}
     assert {name for _, _, name in shown()} == present
     for page in PAGES:
@@ -27,13 +27,13 @@ def test_every_figure_is_on_a_page_and_every_link_leads_to_one():
         assert linked <= present, f"{page.name} links {linked - present}"
 
 
-def test_a_figure_has_one_alt_text_on_all_pages():
+def test_figure_has_one_alt_text_on_all_pages():
     texts = dict.fromkeys((name, alt) for _, alt, name in shown())
     assert len({name for name, _ in texts}) == len(texts)
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _, _ in shown()}))
-def test_alt_texts_name_both_axes_and_the_finding(page):
+def test_alt_texts_name_both_axes_and_finding(page):
     texts = {alt: name for position, alt, name in shown() if position == page}
     for alt, name in texts.items():
         assert len(alt.split()) >= 20 and alt.endswith("."), f"{page}: {name}"

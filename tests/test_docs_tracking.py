@@ -124,7 +124,7 @@ def differences_of_budgets(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("differences", [differences_of_moves, differences_of_budgets])
-def test_tables_2_and_3_are_what_the_functions_give(differences):
+def test_tables_2_and_3_are_what_functions_give(differences):
     text = PAGE.read_text()
     assert not differences(text)
     # One digit elsewhere is seen, in whatever cell.
@@ -139,7 +139,7 @@ def test_tables_2_and_3_are_what_the_functions_give(differences):
                 assert changed != row and differences(text.replace(row, changed))
 
 
-def test_what_the_page_says_of_the_moves_is_so():
+def test_what_page_says_of_moves_is_so():
     """Ratios to the step before: 1, from 2 to less than 8, and for Diff-TV-AB no bound."""
     single = setting(1)
     before = single.gamma * single.q1 ** np.arange(CONFIG.rounds - 1, dtype=np.float64)
@@ -157,7 +157,7 @@ def test_what_the_page_says_of_the_moves_is_so():
 
 
 @pytest.mark.parametrize("rounds", [2, 60])
-def test_the_rule_of_thumb_of_pure_noise_is_what_plans_draw(rounds):
+def test_rule_of_thumb_of_pure_noise_is_what_plans_draw(rounds):
     """Clipped in L1, equal steps: noise over the largest drift is 2 sqrt(2 d T / n) / epsilon."""
     n = 8
     d = 50
@@ -178,7 +178,7 @@ def test_the_rule_of_thumb_of_pure_noise_is_what_plans_draw(rounds):
 
 
 @pytest.mark.slow
-def test_the_examples_of_tracking_run_and_measure_what_they_say(capsys):
+def test_examples_of_tracking_run_and_measure_what_they_say(capsys):
     matches = re.findall(
         r"```python\n(.*?)```", (PAGE.parent / "tracking.md").read_text(), re.DOTALL
     )

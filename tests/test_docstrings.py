@@ -49,19 +49,19 @@ def test_examples_are_true(
     assert tried and not failed, capsys.readouterr().out
 
 
-def test_what_is_public_has_an_example() -> None:
+def test_what_is_public_has_example() -> None:
     names = [name for name in test_public_api.core_modules() if name != "dpjax"]
     assert set(without(names)) == OF_FILES
 
 
 @pytest.mark.mutant
-def test_a_missing_example_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_example_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gdp.epsilon, "__doc__", "Epsilon.")
     assert without(["dpjax.accounting.gdp"]) == ["dpjax.accounting.gdp.epsilon"]
 
 
 @pytest.mark.mutant
-def test_an_untrue_example_is_caught() -> None:
+def test_untrue_example_is_caught() -> None:
     def double(x: float) -> float:
         """Return twice the number.
 

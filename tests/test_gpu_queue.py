@@ -38,7 +38,7 @@ def lines_of(script):
             yield [*run.words[1:], *TINY[script].split()]
 
 
-def test_the_queue_has_fourteen_entries_of_at_most_nine_minutes() -> None:
+def test_queue_has_fourteen_entries_of_at_most_nine_minutes() -> None:
     assert sorted({run.entry for run in QUEUE}) == list(range(14))
     assert [run.entry for run in QUEUE] == sorted(run.entry for run in QUEUE)
     commands = {(run.command, run.flags) for run in QUEUE}
@@ -50,7 +50,7 @@ def test_the_queue_has_fourteen_entries_of_at_most_nine_minutes() -> None:
 
 
 @pytest.mark.parametrize("script", EXPERIMENTS)
-def test_every_command_of_an_experiment_makes_its_config(script: str, tmp_path: Path) -> None:
+def test_every_command_of_experiment_makes_its_config(script: str, tmp_path: Path) -> None:
     module = load_script(script)
     name, presets, experiment = module.main.args
     configs = []
@@ -73,7 +73,7 @@ def test_every_command_of_an_experiment_makes_its_config(script: str, tmp_path: 
 
 
 @pytest.mark.parametrize("script", BENCHMARKS)
-def test_every_command_of_a_benchmark_has_its_options(
+def test_every_command_of_benchmark_has_its_options(
     script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parse = _timing.Bench.parse
@@ -133,7 +133,7 @@ def fake(entry: int, name: str, minutes: float) -> Run:
     return Run(entry, f"{name}_{entry}", "something", minutes, f"{folder}/{name}.py --preset paper")
 
 
-def test_the_first_run_that_fits_is_next(gpu) -> None:
+def test_first_run_that_fits_is_next(gpu) -> None:
     runs = [fake(1, "good", 9), fake(2, "good", 5), fake(3, "good", 2), fake(4, "good", 1)]
     assert gpu.next_run(runs, 600) == runs[0]
     assert gpu.next_run(runs, 539.9) == runs[1]
@@ -178,7 +178,7 @@ def test_runs_that_fit_are_taken_despite_failures(
 
 
 @pytest.mark.slow
-def test_a_run_that_the_time_ends_leaves_its_checkpoint(
+def test_run_that_time_ends_leaves_its_checkpoint(
     checkout: Path, gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(gpu, "QUEUE", [fake(1, "slow", 0.01), fake(2, "good", 1)])
@@ -193,7 +193,7 @@ def test_a_run_that_the_time_ends_leaves_its_checkpoint(
         assert archive.getnames() == ["results/gpu/slow_1/checkpoints/state"]
 
 
-def test_without_a_gpu_nothing_is_run(
+def test_without_gpu_nothing_is_run(
     checkout: Path, gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(gpu, "about", lambda: DEVICE | {"platform": {"backend": "cpu"}})
@@ -210,7 +210,7 @@ def test_without_a_gpu_nothing_is_run(
     assert not (checkout / "results").exists()
 
 
-def test_the_committed_page_lists_runs_of_the_queue(gpu, capsys: pytest.CaptureFixture) -> None:
+def test_committed_page_lists_runs_of_queue(gpu, capsys: pytest.CaptureFixture) -> None:
     text = gpu.page().read_text() if gpu.page().exists() else ""  # copies with faults lack it
     lines = [line.split(" | ") for line in text.splitlines() if " | done | " in line]
     assert {name for _, name, *_ in lines} <= {run.name for run in QUEUE}

@@ -194,7 +194,7 @@ def loaded_slow(names: list[str], *folders: Path, ground: tuple[str, ...] = GROU
     return ast.literal_eval(done.stdout)
 
 
-def test_packages_keep_the_arrows() -> None:
+def test_packages_keep_arrows() -> None:
     assert not arrow_violations(modules(), packages())
 
 
@@ -203,7 +203,7 @@ def test_no_modules_import_each_other() -> None:
 
 
 @pytest.mark.mutant
-def test_a_circle_of_imports_is_caught() -> None:
+def test_circle_of_imports_is_caught() -> None:
     lazy = "def f():\n    from dpjax.plans.a import A"
     typed = "if TYPE_CHECKING:\n    from dpjax.plans import b"
     assert circles({"dpjax.plans.a": typed, "dpjax.plans.b": lazy}, set()) == [
@@ -212,7 +212,7 @@ def test_a_circle_of_imports_is_caught() -> None:
     assert circles({"dpjax.plans.a": typed, "dpjax.plans.b": "import dpjax.plans.c"}, set()) == []
 
 
-def test_modules_have_a_docstring_and_all() -> None:
+def test_modules_have_docstring_and_all() -> None:
     assert not form_violations(modules(), packages())
 
 
@@ -225,7 +225,7 @@ def lines_of(function: ast.FunctionDef) -> int:
 
 
 @pytest.mark.parametrize("folder", ["dpjax", "experiments", "benchmarks", "examples"])
-def test_functions_fit_a_screen(folder: str) -> None:
+def test_functions_fit_screen(folder: str) -> None:
     long = [
         f"{path.relative_to(ROOT)}: {node.name} has {lines_of(node)} lines"
         for path in sorted((ROOT / folder).rglob("*.py"))
@@ -260,7 +260,7 @@ def in_the_locale(call: ast.Call) -> bool:
 
 
 @pytest.mark.parametrize("folder", ["dpjax", "experiments", "benchmarks", "examples", "scripts"])
-def test_texts_are_utf8_whatever_the_locale(folder: str) -> None:
+def test_texts_are_utf8_whatever_locale(folder: str) -> None:
     for path in [*(ROOT / folder).rglob("*.py"), ROOT / "docs/conf.py"]:
         assert not unencoded(path.read_text(encoding="utf-8")), path
 
@@ -280,7 +280,7 @@ def test_texts_are_utf8_whatever_the_locale(folder: str) -> None:
         "subprocess.run(words, text=True)",
     ],
 )
-def test_a_text_in_the_locale_s_encoding_is_caught(source: str) -> None:
+def test_text_in_locale_s_encoding_is_caught(source: str) -> None:
     assert unencoded(source) == [source]
     named = f"{source[:-1]}{', ' * (source[-2] != '(')}encoding='utf-8')"
     assert not unencoded(named)
@@ -322,7 +322,7 @@ def test_every_name_is_defined(folder: str) -> None:
 
 
 @pytest.mark.mutant
-def test_an_undefined_name_is_caught(tmp_path: Path) -> None:
+def test_undefined_name_is_caught(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
     path.write_text('def f(x: Float["n"]) -> problem.Problem: ...\n')
     assert [place.partition(" ")[2] for place in undefined_names(path)] == [
@@ -368,7 +368,7 @@ def test_importing_every_module_loads_no_slow_library() -> None:
         ("dpjax.newpackage.bad", "import numpy"),
     ],
 )
-def test_a_wrong_import_is_caught(name: str, source: str) -> None:
+def test_wrong_import_is_caught(name: str, source: str) -> None:
     inits = {"dpjax", "dpjax.newpackage", *(f"dpjax.{package}" for package in ARROWS)}
     assert len(arrow_violations({name: source}, inits)) == 1
 
@@ -389,14 +389,14 @@ def test_a_wrong_import_is_caught(name: str, source: str) -> None:
         ("dpjax.mechanism.good", "from .fixed_point import solve\nfrom ..topology import mixing"),
     ],
 )
-def test_a_right_import_passes(name: str, source: str) -> None:
+def test_right_import_passes(name: str, source: str) -> None:
     assert not arrow_violations(
         {name: source}, {"dpjax", *(f"dpjax.{package}" for package in ARROWS)}
     )
 
 
 @pytest.mark.mutant
-def test_a_module_in_bad_form_is_caught() -> None:
+def test_module_in_bad_form_is_caught() -> None:
     inits = {"dpjax.transforms"}
     good = '"""Words."""\n__all__ = []\n'
     assert form_violations({"dpjax.transforms.a": "__all__ = []"}, inits) == [
@@ -411,7 +411,7 @@ def test_a_module_in_bad_form_is_caught() -> None:
 
 
 @pytest.mark.mutant
-def test_a_slow_import_is_caught(tmp_path: Path) -> None:
+def test_slow_import_is_caught(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("")
     (tmp_path / "hasty.py").write_text("import pandas\n")
     assert importlib.util.find_spec("hasty") is None

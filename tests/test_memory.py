@@ -37,7 +37,7 @@ def test_refused_at_once(make):
     assert re.search(r"(rounds|n|columns) is \d+, for which", str(observed.value))
 
 
-def test_what_fits_is_made_and_the_limit_is_this_machine(monkeypatch):
+def test_what_fits_is_made_and_limit_is_this_machine(monkeypatch):
     assert 2**28 < _validate.memory_limit() < 2**50
     _validate.memory("n", 10, "a matrix", 10, 10)
     monkeypatch.setattr(_validate, "memory_limit", lambda: 2**30 - 1)

@@ -31,7 +31,7 @@ SCRIPTS = [
 ]
 
 
-def test_the_version_is_one() -> None:
+def test_version_is_one() -> None:
     assert f"version: {dpjax.__version__}" in (ROOT / "CITATION.cff").read_text()
     assert dpjax.__version__ in (ROOT / "CHANGELOG.md").read_text()
     try:
@@ -41,14 +41,14 @@ def test_the_version_is_one() -> None:
     assert installed == dpjax.__version__
 
 
-def test_the_package_is_typed_and_licensed() -> None:
+def test_package_is_typed_and_licensed() -> None:
     assert (Path(dpjax.__file__).parent / "py.typed").is_file()
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text and "Version 2.0, January 2004" in text
     assert PROJECT["license"] == "Apache-2.0"
 
 
-def test_the_extras_are_there() -> None:
+def test_extras_are_there() -> None:
     extras = PROJECT["optional-dependencies"]
     assert {"cuda", "contrib", "pretrained", "secure", "dev", "bench", "docs"} <= set(extras)
     assert {"dpjax[contrib]", "dpjax[pretrained]", "dpjax[secure]"} <= set(extras["dev"])
@@ -63,7 +63,7 @@ def test_scripts_are_sound_bash(path: Path) -> None:
         assert "set -euo pipefail" in path.read_text()
 
 
-def test_no_python_is_a_clear_message(tmp_path: Path) -> None:
+def test_no_python_is_clear_message(tmp_path: Path) -> None:
     command = f"set -euo pipefail; cd {ROOT}; source scripts/_environment.sh; environment dev"
     env = {"PATH": os.environ["PATH"], "DPJAX_VENV": str(tmp_path / "v"), "DPJAX_PYTHON": "nope"}
     env["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"  # a setting of pip's: uv is left out
@@ -84,7 +84,7 @@ def _environment(folder: Path, extra: str, venv: Path) -> str:
     return text
 
 
-def test_the_environment_is_made_again_for_a_changed_project(tmp_path: Path) -> None:
+def test_environment_is_made_again_for_changed_project(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "_environment.sh", tmp_path / "scripts")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -105,7 +105,7 @@ def test_the_environment_is_made_again_for_a_changed_project(tmp_path: Path) -> 
     assert "--editable .[dev]" in _environment(tmp_path, "dev", venv)
 
 
-def test_version_managers_give_the_newest_python(tmp_path: Path) -> None:
+def test_version_managers_give_newest_python(tmp_path: Path) -> None:
     """Shims that do not start, versions that are not supported and other names are passed over."""
 
     def interpreter(path: Path, code: str) -> None:
@@ -132,7 +132,7 @@ def test_version_managers_give_the_newest_python(tmp_path: Path) -> None:
     assert found()[0] == "" and f"skipped: Python {newest} is in use" in found()[1]
 
 
-def test_the_lock_holds_what_the_project_needs() -> None:
+def test_lock_holds_what_project_needs() -> None:
     lock = dict(
         re.findall(r"^(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}$", LOCK.read_text(), re.MULTILINE)
     )
@@ -148,7 +148,7 @@ def test_the_lock_holds_what_the_project_needs() -> None:
     assert {name: lock[name] for name in ("jax", "jaxlib", "numpy")}.items() <= versions.items()
 
 
-def test_readme_leads_with_the_two_commands() -> None:
+def test_readme_leads_with_two_commands() -> None:
     readme = (ROOT / "README.md").read_text()
     assert 0 <= readme.index("scripts/demo") < readme.index("scripts/test") < 1000
 
@@ -167,7 +167,7 @@ def cells(line: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_short_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
     program, printed = quick_start()
     assert len(program.splitlines()) <= 15
     exec(program.replace("rounds=100", "rounds=2").replace("range(3)", "[0]"), {})
@@ -177,7 +177,7 @@ def test_a_short_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_the_quick_start_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def test_quick_start_prints_what_readme_shows(tmp_path: Path) -> None:
     program, printed = quick_start()
     done = subprocess.run([PYTHON, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     lines = done.stdout.splitlines()
@@ -238,7 +238,7 @@ WITH_EXAMPLES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [*WITH_EXAMPLES, ROOT / "SECURITY.md"], ids=lambda page: page.stem)
-def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
+def test_examples_of_page_run(page: Path, tmp_path: Path) -> None:
     """Outside the repository, with the package alone: none imports the shared code of folders."""
     path = "" if PYTHON != sys.executable else str(ROOT)
     done = subprocess.run(
@@ -255,7 +255,7 @@ QUICK = {"secure_sum": ["8"]}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_an_example_starts_with_the_package_alone(example: Path, tmp_path: Path) -> None:
+def test_example_starts_with_package_alone(example: Path, tmp_path: Path) -> None:
     """Where a wheel is installed, nothing of the checkout is on the path but the example."""
     copied = shutil.copy(example, tmp_path)
     path = "" if PYTHON != sys.executable else str(ROOT)
@@ -269,7 +269,7 @@ def test_an_example_starts_with_the_package_alone(example: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_an_installed_package_is_not_that_of_the_checkout(tmp_path: Path) -> None:
+def test_installed_package_is_not_that_of_checkout(tmp_path: Path) -> None:
     if PYTHON == sys.executable:
         pytest.skip("DPJAX_INSTALLED names no Python with a wheel")
     done = subprocess.run(
@@ -308,7 +308,7 @@ def test_documents_name_files_that_exist() -> None:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-def test_the_table_of_models_that_a_network_affords_is_computed() -> None:
+def test_table_of_models_that_network_affords_is_computed() -> None:
     """Closed forms in every row; what the design over the horizon gains, between the two."""
     text = (ROOT / "docs/configuring.md").read_text()
     rows = re.findall(r"^\| (\d+) agents.*\| (agent|record) \| (.*) \|$", text, flags=re.MULTILINE)
@@ -325,7 +325,7 @@ def test_the_table_of_models_that_a_network_affords_is_computed() -> None:
             assert independent <= horizon <= best
 
 
-def test_the_table_s_horizon_aware_numbers_are_a_plan_s() -> None:
+def test_table_s_horizon_aware_numbers_are_plan_s() -> None:
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, 0))
     for relation, affords in (("replace_agent", 26), ("replace_record", 4332)):
         config = make_config(

@@ -204,7 +204,7 @@ def stored_names() -> set[str]:
     return {re.match(r"[\w.]+", line)[0] for line in SNAPSHOT.read_text().splitlines()}
 
 
-def test_public_api_is_the_stored_one() -> None:
+def test_public_api_is_stored_one() -> None:
     changed = difference(SNAPSHOT.read_text(), render())
     assert not changed, f"the public names changed; {REMEDY}\n{changed}"
 
@@ -222,7 +222,7 @@ def test_public_classes_and_functions_are_few() -> None:
 
 
 @pytest.mark.mutant
-def test_a_call_on_a_module_is_found() -> None:
+def test_call_on_module_is_found() -> None:
     source = "from dpjax.topology import graphs as g\nfrom dpjax.engine.run import run\ng.ring(3)"
     assert called(source) == {"dpjax.topology.graphs.ring", "dpjax.engine.run.run"}
     top = "import dpjax as dp\ndp.graphs.ring(3)\ndp.run(3).ring"
@@ -231,7 +231,7 @@ def test_a_call_on_a_module_is_found() -> None:
     assert called("from dpjax.accounting import kalman\nkalman.sweep") - stored_names()
 
 
-def test_a_public_name_means_one_thing() -> None:
+def test_public_name_means_one_thing() -> None:
     homes: dict[str, set[str]] = {}
     others = tuple(f"{module}.{key}" for module in NAMESPACES for key in
                    importlib.import_module(module).__all__)  # fmt: skip
@@ -249,7 +249,7 @@ def test_public_names_are_no_participles() -> None:
 
 
 @pytest.mark.mutant
-def test_a_renamed_parameter_and_a_lost_name_are_caught() -> None:
+def test_renamed_parameter_and_lost_name_are_caught() -> None:
     module = types.ModuleType("dpjax.some.module")
     names: dict[str, Any] = {}
     exec("def mix(mixing, tree, *, precision='highest'): ...\nLIMIT = 4\nclass State: ...", names)

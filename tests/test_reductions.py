@@ -30,7 +30,7 @@ MAPS = {
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("size", [8_192, pytest.param(65_537, marks=pytest.mark.slow)])
-def test_a_number_that_is_not_finite_shows_in_every_reduction(platform, kind, size):
+def test_number_that_is_not_finite_shows_in_every_reduction(platform, kind, size):
     assert jax.default_backend() == platform
     with double_precision():
         spoiled = {}

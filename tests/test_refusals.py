@@ -37,7 +37,7 @@ def error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["data", "ftech"], "ftech fetch"),
     ],
 )
-def test_what_does_not_parse_is_refused_with_a_remedy(
+def test_what_does_not_parse_is_refused_with_remedy(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2
@@ -92,7 +92,7 @@ def test_errors_name_arguments(
     assert line.startswith(f"dpjax {arguments[0]}: error: {reported}"), line
 
 
-def test_what_the_system_refuses_is_told_without_its_number(
+def test_what_system_refuses_is_told_without_its_number(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refuse(*_: object) -> None:

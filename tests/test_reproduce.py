@@ -84,7 +84,7 @@ shutil.copy("new/b.jsonl", folder / (preset + ".jsonl"))
 
 
 @pytest.mark.slow
-def test_further_presets_of_a_cpu_are_run_too(checkout: Path) -> None:
+def test_further_presets_of_cpu_are_run_too(checkout: Path) -> None:
     (checkout / "experiments" / "one.py").write_text(FURTHER)
     done = reproduce(checkout)
     assert done.returncode == 0, done.stderr

@@ -387,7 +387,7 @@ def refusal(name: str, value: float, bound: Bound, lines: list[str]) -> str:
 
 
 @pytest.mark.parametrize("name", [*MEASURES, LEAST, "syntax nodes"])
-def test_the_core_reads_no_worse_than_its_bound(name):
+def test_core_reads_no_worse_than_its_bound(name):
     value = values_of(core())[name]
     message = refusal(name, value, BOUNDS[name], worst(name, core()))
     assert not message, message
@@ -441,7 +441,7 @@ def place_text(place: tuple[str, int]) -> str:
         ("syntax nodes", "x = 1\ny = 1", 9),
     ],
 )
-def test_a_measure_counts_what_it_says(name, snippet, value):
+def test_measure_counts_what_it_says(name, snippet, value):
     assert values_of([examined(snippet)])[name] == pytest.approx(value)
 
 
@@ -468,7 +468,7 @@ def test_names_are_looked_up_in_all_modules():
     }
 
 
-def test_a_broken_bound_shows_the_worst_places():
+def test_broken_bound_shows_worst_places():
     file = examined("x = 1\ny = [a + b for a, b in zip(c, d)]\n# Why.", "module.py")
     name = "nodes a statement"
     message = refusal(name, 30.0, Bound(20, 13.5), worst(name, [file]))
@@ -480,7 +480,7 @@ def test_a_broken_bound_shows_the_worst_places():
     assert refusal(LEAST, 2.0, Bound(3, 7), []) and not refusal(LEAST, 3.0, Bound(3, 7), [])
 
 
-def test_the_bound_on_size_says_how_a_new_part_raises_it():
+def test_bound_on_size_says_how_new_part_raises_it():
     message = refusal(SIZE, 260_400, BOUNDS[SIZE], worst(SIZE, core()))
     assert message.splitlines()[-1].strip() == ROOM
     page = (ROOT / "CONTRIBUTING.md").read_text()

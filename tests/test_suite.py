@@ -27,7 +27,7 @@ def runner():
     return module
 
 
-def test_the_suite_has_every_benchmark_and_no_other() -> None:
+def test_suite_has_every_benchmark_and_no_other() -> None:
     scripts = {path.stem for kind in ("bench", "rival") for path in BENCHMARKS.glob(f"{kind}_*.py")}
     assert {entry.script for entry in _suite.SUITE} == scripts
     names = [entry.name for entry in _suite.SUITE]
@@ -40,9 +40,7 @@ def test_the_suite_has_every_benchmark_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("script", sorted({entry.script for entry in _suite.SUITE}))
-def test_the_suite_s_options_are_those_of_the_scripts(
-    script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_suite_s_options_are_those_of_scripts(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     parse = _timing.Bench.parse
 
     def parsed(bench: _timing.Bench, argv: list[str] | None = None) -> None:
@@ -64,7 +62,7 @@ def test_the_suite_s_options_are_those_of_the_scripts(
         ("bench_temporal", ["--versus", "32", "--gram", "--design"]),
     ],
 )
-def test_a_peer_that_is_not_installed_is_left_out(
+def test_peer_that_is_not_installed_is_left_out(
     script: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -72,7 +70,7 @@ def test_a_peer_that_is_not_installed_is_left_out(
     assert "is not installed: left out" in capsys.readouterr().out
 
 
-def test_the_page_is_the_records() -> None:
+def test_page_is_records() -> None:
     # Else: scripts/bench --page
     assert _page.PAGE.read_text() == _page.page()
 
@@ -95,7 +93,7 @@ with open(output, "w") as file:
 """
 
 
-def test_the_runner_goes_on_after_a_failure_and_names_it(
+def test_runner_goes_on_after_failure_and_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     bench = runner()

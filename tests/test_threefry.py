@@ -59,7 +59,7 @@ def test_several_keys_are_refused(impl):
         _numerics.threefry(jax.random.split(KEY, 2), counters, counters)
 
 
-def test_no_loop_is_left_in_a_draw():
+def test_no_loop_is_left_in_draw():
     # What JAX hashes in on a CPU: a loop that nothing fuses with, and a round has several.
     def hashes(key):
         return _numerics.threefry_bits(_numerics.fold_in(key, 3), (4, 8))

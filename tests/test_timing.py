@@ -14,7 +14,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 OWN_CLOCK = re.compile(r"perf_counter|getrusage|ArgumentParser|getloadavg|records\.write")
 
 
-def test_calls_take_turns_and_the_first_is_told_apart() -> None:
+def test_calls_take_turns_and_first_is_told_apart() -> None:
     order = []
     calls = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
     result = turns(calls, 2, clock=float)
@@ -23,7 +23,7 @@ def test_calls_take_turns_and_the_first_is_told_apart() -> None:
     assert (result["a"].median, result["a"].least) == (4.0, 3.0)
 
 
-def test_a_call_that_is_not_repeated_counts_itself() -> None:
+def test_call_that_is_not_repeated_counts_itself() -> None:
     timing = timed(lambda: 7, 0)
     assert timing.result == 7 and timing.median == timing.least == timing.first > 0
 
@@ -76,7 +76,7 @@ def test_benchmarks_have_no_clock_of_their_own(path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux alone forgets")
-def test_a_peak_that_is_forgotten_hides_no_later_one() -> None:
+def test_peak_that_is_forgotten_hides_no_later_one() -> None:
     held = np.ones(20_000_000)
     before = peak()
     del held

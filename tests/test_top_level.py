@@ -60,7 +60,7 @@ def test_nothing_else_is_completed() -> None:
     assert dir(dp) == sorted(dp.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_is_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'dpjax' has no attribute 'Confg'"):
         dp.Confg  # noqa: B018
 

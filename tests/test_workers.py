@@ -61,7 +61,7 @@ def main(folder, *options):
     return launch.main("trial", {"cpu": Config()}, experiment, ["--output", str(folder), *options])
 
 
-def test_a_file_is_made_by_one_process_and_others_wait_for_it(tmp_path):
+def test_file_is_made_by_one_process_and_others_wait_for_it(tmp_path):
     paths = [tmp_path / f"{i}.jsonl" for i in range(3)]
     paths[1].touch()
     other = _files.Lock("output", paths[0], _workers._beside(paths[0]), passing=True)
@@ -88,7 +88,7 @@ def test_a_file_is_made_by_one_process_and_others_wait_for_it(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in paths]
 
 
-def test_what_a_dead_process_left_is_taken_over_last(tmp_path):
+def test_what_dead_process_left_is_taken_over_last(tmp_path):
     paths = [tmp_path / f"{i}.jsonl" for i in range(3)]
     lock = f"_files.Lock('output', 'x', pathlib.Path({str(_workers._beside(paths[0]))!r}))"
     code = f"import os, pathlib; from dpjax import _files; lock = {lock}; os.kill(os.getpid(), 9)"
@@ -101,7 +101,7 @@ def test_what_a_dead_process_left_is_taken_over_last(tmp_path):
 
 
 @pytest.mark.slow
-def test_others_take_over_from_a_worker_that_was_killed(tmp_path):
+def test_others_take_over_from_worker_that_was_killed(tmp_path):
     paths = [tmp_path / str(i) for i in range(4)]
     marker = tmp_path / "killed"
     messages = []
@@ -127,7 +127,7 @@ def test_others_take_over_from_a_worker_that_was_killed(tmp_path):
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_workers_have_the_first_process_s_settings(tmp_path):
+def test_workers_have_first_process_s_settings(tmp_path):
     paths = [tmp_path / "values"]
 
     @functools.partial(jax.jit, static_argnames="power")
@@ -152,7 +152,7 @@ def test_workers_have_the_first_process_s_settings(tmp_path):
 
 
 @pytest.mark.slow
-def test_others_take_over_the_cell_of_a_worker_that_was_killed(tmp_path, capfd):
+def test_others_take_over_cell_of_worker_that_was_killed(tmp_path, capfd):
     assert main(tmp_path, "--parallel", "2", "--killed", "1") == 0
     out, err = capfd.readouterr()
     assert "sum 6" in out
@@ -163,7 +163,7 @@ def test_others_take_over_the_cell_of_a_worker_that_was_killed(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_cell_that_all_workers_fail_at_is_missing(tmp_path, capfd):
+def test_cell_that_all_workers_fail_at_is_missing(tmp_path, capfd):
     assert main(tmp_path, "--parallel", "2", "--refused", "3") == 2
     err = capfd.readouterr().err
     assert "3.jsonl is missing: all 2 workers ended (cell is refused; leave it out)" in err
@@ -173,7 +173,7 @@ def test_a_cell_that_all_workers_fail_at_is_missing(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_jobs_of_submitit_make_the_cells(tmp_path):
+def test_jobs_of_submitit_make_cells(tmp_path):
     pytest.importorskip("submitit")
     path = tmp_path / "submitit.yaml"
     # In a process of its own: submitit keeps the standard output that it finds when it is imported.
@@ -199,7 +199,7 @@ def test_jobs_of_submitit_make_the_cells(tmp_path):
 
 
 @pytest.mark.slow
-def test_cells_of_two_processes_have_the_bits_of_one(tmp_path):
+def test_cells_of_two_processes_have_bits_of_one(tmp_path):
     module = load_script("whisper_logistic")
     options = ["--preset", "tiny", "--epsilon", "5", "10", "--quiet", "--output"]
     assert module.main([*options, str(tmp_path / "one")]) == 0
@@ -232,7 +232,7 @@ def test_other_workers_are_refused_before_work_starts(tmp_path, monkeypatch, cap
     assert not (tmp_path / "out").exists()
 
 
-def test_without_submitit_the_package_is_named(tmp_path, monkeypatch):
+def test_without_submitit_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     path = tmp_path / "submitit.yaml"
     path.write_text("workers: 2")

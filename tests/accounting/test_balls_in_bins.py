@@ -44,7 +44,7 @@ def normal(first, second, centre=(0.0, 0.0)):
 @pytest.mark.mutant
 @pytest.mark.parametrize("ratio", [0.3, 1.0, 2.0])
 @pytest.mark.parametrize("delta", [1e-1, 1e-2, DELTA])
-def test_two_bins_against_the_plane_of_their_messages(ratio, delta):
+def test_two_bins_against_plane_of_their_messages(ratio, delta):
     first, second, area = plane()
     present = (normal(first, second, (ratio, 0)) + normal(first, second, (0, ratio))) / 2
     epsilon = loss(2, ratio).epsilon(delta)
@@ -56,7 +56,7 @@ def test_two_bins_against_the_plane_of_their_messages(ratio, delta):
 
 
 @pytest.mark.mutant
-def test_stating_the_smaller_direction_alone_would_not_cover_the_larger():
+def test_stating_smaller_direction_alone_would_not_cover_larger():
     first, second, area = plane()
     absent = normal(first, second)
     for ratio, epsilon in ((1.0, 2.0), (3.0, 0.7), (2.0, 1.0)):
@@ -80,7 +80,7 @@ def exact_delta(bins, ratio, epsilon, samples=400_000):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize(("bins", "ratio"), [(3, 1.0), (7, 0.5), (20, 1.0), (50, 2.0)])
-def test_many_bins_against_a_mean_of_lognormals(bins, ratio):
+def test_many_bins_against_mean_of_lognormals(bins, ratio):
     delta = 1e-2
     epsilon = loss(bins, ratio).epsilon(delta)
     result, error = exact_delta(bins, ratio, epsilon)
@@ -114,7 +114,7 @@ def test_against_another_librarys_samples(bins, epochs, multiplier):
     assert mean - error <= delta <= 1.03 * (mean + error)
 
 
-def test_one_bin_is_the_gaussian():
+def test_one_bin_is_gaussian():
     for ratio in (0.1, 1.0, 30.0):
         stated = loss(1, ratio, epochs=4)
         assert stated.epsilon(DELTA) == gdp.epsilon(stated.unamplified, DELTA)
@@ -164,7 +164,7 @@ def test_noise_that_joins_bins_tells_which_of_them(sign):
 @pytest.mark.parametrize(
     ("bins", "diagonals", "hidden"), [(6, 1, 6), (6, 2, 3), (6, 4, 1), (12, 5, 2), (7, 2, 1)]
 )
-def test_the_bins_that_are_left_are_as_far_apart_as_the_diagonals(bins, diagonals, hidden):
+def test_bins_that_are_left_are_as_far_apart_as_diagonals(bins, diagonals, hidden):
     banded = sum(np.eye(24, k=-lag) for lag in range(diagonals))
     assert Bins(bins).hidden(target(banded, bins), banded) == hidden
 
@@ -198,7 +198,7 @@ def test_more_bins_smaller_ratios_and_larger_deltas_cost_less():
         assert stated.epsilon(DELTA) <= gdp.epsilon(stated.unamplified, DELTA)
 
 
-def test_the_first_rounds_cost_as_many_rounds_of_a_bin_as_were_begun():
+def test_first_rounds_cost_as_many_rounds_of_bin_as_were_begun():
     stated = BinLoss(bins=5, ratios=(0.5, 0.4), separation=5, rounds=20)
     assert [stated.after(t).times for t in (0, 1, 5, 6, 20)] == [0, 1, 1, 2, 4]
     assert stated.after(0).epsilon(DELTA) == 0 < stated.after(5).epsilon(DELTA)
@@ -208,7 +208,7 @@ def test_the_first_rounds_cost_as_many_rounds_of_a_bin_as_were_begun():
         stated.after(21)
 
 
-def test_a_stored_loss_is_read_where_nothing_else_was_imported():
+def test_stored_loss_is_read_where_nothing_else_was_imported():
     stored = "{'kind': 'balls_in_bins', 'bins': 4, 'ratios': (1.0,), 'separation': 4, 'rounds': 4}"
     command = (
         "from dpjax.accounting.guarantee import Guarantee; print(Guarantee.from_dict(dict("

@@ -26,7 +26,7 @@ def test_variance_of_independent_noise_as_published(epsilon):
     assert results == pytest.approx(CHECKED[epsilon], rel=1.2e-3)
 
 
-def test_formulas_of_the_note():
+def test_formulas_of_note():
     epsilon = 7.0
     delta = 1e-6
     rounds = 300
@@ -42,7 +42,7 @@ def test_formulas_of_the_note():
         assert bound <= value
 
 
-def test_sensitivity_and_unit_follow_the_relation():
+def test_sensitivity_and_unit_follow_relation():
     assert budget.clipped_sensitivity("replace_agent", 0.5) == 1.0
     assert budget.clipped_sensitivity("replace_record", 0.5) == 1.0
     assert budget.clipped_sensitivity("zero_out_record", 0.5) == 0.5
@@ -65,7 +65,7 @@ def test_relation_has_no_default():
         budget.loss(np.eye(2), 1e-5, rounds=1, clip_norm=1.0)
 
 
-def test_limits_of_the_papers_rule():
+def test_limits_of_papers_rule():
     limits = published.paper_limits(1e-5)
     assert limits == pytest.approx((11.513, 26.976, 36.087), rel=1e-4)
     # Independent: each limit is where the conversion of the paper's mu meets the claim.
@@ -76,7 +76,7 @@ def test_limits_of_the_papers_rule():
         assert gdp.epsilon(mu, 1e-5) == pytest.approx(exact, abs=0.05)
 
 
-def test_the_papers_rule_is_refused_where_it_is_false():
+def test_papers_rule_is_refused_where_it_is_false():
     fine = budget.precision_bound(36, 1e-5, accountant="paper", **SETTING)
     assert fine > 0
     with pytest.raises(ValueError, match=r"exact epsilon 41\.7.*allow_unsound"):
@@ -91,7 +91,7 @@ def test_the_papers_rule_is_refused_where_it_is_false():
 
 @pytest.mark.parametrize("accountant", ["gdp", "rdp"])
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.3])
-def test_safe_accountants_never_claim_less_than_the_exact_epsilon(accountant, delta):
+def test_safe_accountants_never_claim_less_than_exact_epsilon(accountant, delta):
     mu = np.geomspace(1e-6, 100, 60)
     claimed = budget.claimed_epsilon(mu, delta, accountant=accountant)
     assert (claimed >= gdp.epsilon(mu, delta)).all()
@@ -99,7 +99,7 @@ def test_safe_accountants_never_claim_less_than_the_exact_epsilon(accountant, de
 
 @pytest.mark.parametrize("accountant", budget.ACCOUNTANTS)
 @pytest.mark.parametrize("relation", budget.RELATIONS)
-def test_loss_undoes_the_bound(accountant, relation):
+def test_loss_undoes_bound(accountant, relation):
     epsilons = np.array([0.5, 3.0, 10.0, 20.0])
     setting = {"rounds": 70, "clip_norm": 0.3, "relation": relation, "accountant": accountant}
     bounds = budget.precision_bound(epsilons, 1e-5, **setting)
@@ -151,7 +151,7 @@ def check_loss_against_dense(loss_function, seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_loss_equals_the_dense_mechanism(seed):
+def test_loss_equals_dense_mechanism(seed):
     check_loss_against_dense(budget.loss, seed)
 
 
@@ -173,7 +173,7 @@ def test_broken_losses_are_caught():
             check_loss_against_dense(broken, 0)
 
 
-def test_loss_from_a_factor_and_of_a_reference_that_is_none():
+def test_loss_from_factor_and_of_reference_that_is_none():
     covariance = random_covariance(6, 1)
     factor = np.linalg.cholesky(covariance)
     by_factor = budget.loss(None, 1e-5, factor=factor, **SETTING)
@@ -203,7 +203,7 @@ def test_invalid_budgets_are_refused(change, name):
         budget.precision_bound(call.pop("epsilon"), call.pop("delta"), **call)
 
 
-def test_squared_sensitivity_takes_the_place_of_the_rounds():
+def test_squared_sensitivity_takes_place_of_rounds():
     setting = {"clip_norm": 0.5, "relation": "zero_out_record"}
     for number in (1, 20):
         bound = budget.precision_bound(2.0, 1e-6, rounds=number, **setting)
@@ -220,7 +220,7 @@ def test_squared_sensitivity_takes_the_place_of_the_rounds():
         budget.loss(np.eye(3), 1e-6, sensitivity_squared=0, **setting)
 
 
-def test_loss_of_correlated_noise_is_the_dense_one():
+def test_loss_of_correlated_noise_is_dense_one():
     """A record in rounds 1 and 4 of 6 of agent 1: the whitened distance in the full covariance."""
     rng = np.random.default_rng(0)
     strategy = np.tril(rng.uniform(0.1, 1, (6, 6)))

@@ -66,7 +66,7 @@ VARIANCES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2))
         for clients in (1, 2, 3)
     ],
 )
-def test_no_divergence_is_above_the_loss(variance, clients) -> None:
+def test_no_divergence_is_above_loss(variance, clients) -> None:
     law = summed(variance, clients)
     for key, alpha in itertools.product((1, 2, 3, 7), ALPHAS):
         # Orders at which what lies beyond the reach matters are left out.
@@ -119,7 +119,7 @@ def rounded_law(x: float, square: int) -> dict[int, float]:
 
 @pytest.mark.parametrize("x", [0.3, 1.5, 2.0])
 @pytest.mark.parametrize("relation", ["zero_out", "replace"])
-def test_the_whole_mechanism_rounding_included(x, relation) -> None:
+def test_whole_mechanism_rounding_included(x, relation) -> None:
     """One coordinate, a vector of norm 2 grid units at most, two clients' noise."""
     square = lattice.limit(2.0, 1, math.exp(-0.5))
     law = np.array(summed(Fraction(3, 2), 2))
@@ -144,7 +144,7 @@ def test_the_whole_mechanism_rounding_included(x, relation) -> None:
         assert max(divergence(first, second, a) / a for a in (2.0, 4.0)) > low
 
 
-def test_numbers_of_the_specification() -> None:
+def test_numbers_of_specification() -> None:
     size = 4096
     honest = 1000
     first, second, four = (discrete.tau(v, honest) * math.sqrt(size) for v in (1, 2, 4))
@@ -205,7 +205,7 @@ def test_noise_as_published_and_tight() -> None:
         assert replaced == pytest.approx(spent, rel=2e-3)
 
 
-def test_real_noise_of_the_formula_has_the_loss_it_was_made_for() -> None:
+def test_real_noise_of_formula_has_loss_it_was_made_for() -> None:
     cohort = Cohort(100, dropouts=7, colluders=3)
     sigma = rules.sigma(3.0, 1e-5, "gdp")
     each = rules.variance(sigma, 0.7, 12, cohort)
@@ -221,7 +221,7 @@ def test_real_noise_of_the_formula_has_the_loss_it_was_made_for() -> None:
 
 @pytest.mark.parametrize("relation", ["zero_out", "replace"])
 @pytest.mark.parametrize("rho", [0.02, 0.5, 8.0])
-def test_a_grid_spends_the_budget_and_no_more(rho, relation) -> None:
+def test_grid_spends_budget_and_no_more(rho, relation) -> None:
     cohort = Cohort(60, 3, 2)
     options = dict(participations=6, relation=relation)
     grid = discrete.smallest_grid(2.5, rho, cohort, 256, variance=50_000, **options)
@@ -268,7 +268,7 @@ def test_what_has_no_loss_is_refused(ask, message) -> None:
         ask()
 
 
-def test_a_bisection_ends_at_thirteen_digits():
+def test_bisection_ends_at_thirteen_digits():
     requests = []
     result = discrete._bisected(lambda x: requests.append(x) or x <= 0.3, 0.0, 1.0)
     assert 0.3 * (1 - 1e-13) <= result <= 0.3 and len(requests) < 50

@@ -120,7 +120,7 @@ def priced(draws=10**6, factor=None, mu=2.0, delta=1e-5, rounds=10, strategy=Non
     )  # fmt: skip
 
 
-def test_the_cost_bounds_the_exact_closeness_of_a_small_run():
+def test_cost_bounds_exact_closeness_of_small_run():
     # One draw of one coordinate: its largest ratio, and what lies beyond its reach.
     spacing = 0.25
     sampler = finite.NormalSampler(2.0**-23, 2.0**-23, 2.0**-9, 2.0**-9, 1e-15)
@@ -144,7 +144,7 @@ def test_both_directions_of_closeness_are_paid_for():
     assert extras.epsilon == pytest.approx(2 * eta, rel=0.02)
 
 
-def test_the_cost_grows_with_draws_and_with_correlation():
+def test_cost_grows_with_draws_and_with_correlation():
     few = priced(10**6)
     many = priced(10**10)
     assert 0 < few.epsilon < many.epsilon < 0.02 and 0 < few.delta < many.delta
@@ -156,7 +156,7 @@ def test_the_cost_grows_with_draws_and_with_correlation():
     assert priced(10**12, factor=1e3 * cancelling, spacing=2.0**-10).delta > finite.LIMIT * 1e-5
 
 
-def test_a_strategy_that_feeds_errors_back_costs_more():
+def test_strategy_that_feeds_errors_back_costs_more():
     rounds = 40
     strategy = np.eye(rounds) + np.diag(np.full(rounds - 1, 0.9), -1)
     plain, fed = (
@@ -165,7 +165,7 @@ def test_a_strategy_that_feeds_errors_back_costs_more():
     assert plain.epsilon < fed.epsilon < 100 * plain.epsilon
 
 
-def test_the_grid_is_a_share_of_conditional_deviations_and_of_the_mean():
+def test_grid_is_share_of_conditional_deviations_and_of_mean():
     # 100 agents whose noise almost cancels: each alone has a large one, given the others a small.
     n = 100
     covariance = 1e4 * (np.eye(n) - 1 / n) + np.eye(n)

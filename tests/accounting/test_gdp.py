@@ -42,7 +42,7 @@ def test_delta_is_exact_and_rounded_up(mu, tail):
 
 
 @pytest.mark.mutant
-def test_a_naive_delta_is_caught():
+def test_naive_delta_is_caught():
     from scipy.stats import norm
 
     def naive(mu, epsilon):
@@ -70,7 +70,7 @@ def test_epsilon_is_safe_and_tight(mu, delta):
 
 
 @hypothesis.given(st.floats(-6, 4).map(lambda power: 10**power), DELTAS)
-def test_calibrating_and_converting_back_never_exceeds_the_budget(epsilon, delta):
+def test_calibrating_and_converting_back_never_exceeds_budget(epsilon, delta):
     mu = gdp.mu(epsilon, delta)
     again = gdp.epsilon(mu, delta)
     assert again <= epsilon
@@ -80,7 +80,7 @@ def test_calibrating_and_converting_back_never_exceeds_the_budget(epsilon, delta
 
 
 @hypothesis.given(st.floats(0, 50), st.floats(1e-12, 0.5))
-def test_mu_is_the_largest_safe_one(epsilon, delta):
+def test_mu_is_largest_safe_one(epsilon, delta):
     mu = gdp.mu(epsilon, delta)
     assert exact_delta(mu, epsilon) <= delta
     assert exact_delta(mu * (1 + 1e-10), epsilon) > delta

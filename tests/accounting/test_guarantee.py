@@ -36,7 +36,7 @@ def paper(epsilon, **change):
     return make(epsilon=float(epsilon), mu=mu, accountant="paper", **change)
 
 
-def test_unit_follows_the_relation():
+def test_unit_follows_relation():
     assert make().unit == "agent"
     assert make(relation="zero_out_record").unit == "record"
     with pytest.raises(ValueError, match="unit is 'record'"):
@@ -53,7 +53,7 @@ def test_fields_of_privacy_have_no_default():
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("accountant", ["gdp", "rdp", "paper"])
-def test_an_understated_epsilon_is_refused(accountant):
+def test_understated_epsilon_is_refused(accountant):
     mu = gdp.mu(10.0, 1e-5)
     assert make(mu=mu, accountant=accountant).exact_epsilon <= 10
     with pytest.raises(ValueError, match="exact epsilon is"):
@@ -62,7 +62,7 @@ def test_an_understated_epsilon_is_refused(accountant):
         make(epsilon=9.99, accountant=accountant)
 
 
-def test_the_papers_false_claim_is_stated_beside_the_truth():
+def test_papers_false_claim_is_stated_beside_truth():
     with pytest.raises(ValueError, match="exact epsilon is 41.7"):
         paper(40)
     false = paper(40, unsound=True)
@@ -92,7 +92,7 @@ def test_spent_after_some_rounds(rounds):
     assert spent.epsilon == pytest.approx(loss.epsilon[0], rel=1e-9)
 
 
-def test_nothing_is_spent_before_the_start_and_extension_is_refused():
+def test_nothing_is_spent_before_start_and_extension_is_refused():
     assert make().after(0).epsilon == 0
     with pytest.raises(ValueError, match="covers 5000"):
         make().after(5001)
@@ -104,7 +104,7 @@ def test_nothing_is_spent_before_the_start_and_extension_is_refused():
     assert twice.epsilon == pytest.approx(make().after(500).epsilon, rel=1e-12)
 
 
-def test_correlated_rounds_spend_the_whole_loss_at_once():
+def test_correlated_rounds_spend_whole_loss_at_once():
     spent = make(white=False).after(1)
     assert spent.mu == pytest.approx(make().mu, rel=1e-12) and spent.epsilon <= 10
 
@@ -238,7 +238,7 @@ def test_malformed_records_are_refused(field, value):
         make(**{field: value})
 
 
-def test_runs_in_a_row_compose():
+def test_runs_in_row_compose():
     first = make().after(2000)
     second = make().after(3000)
     pair = first.followed_by(second, planned=True)
@@ -319,7 +319,7 @@ def finite(record, epsilon=1e-3, delta=1e-8):
     return record.replace(epsilon=total, added_epsilon=epsilon, added_delta=delta)
 
 
-def test_parts_of_the_users_own_are_named_wherever_the_guarantee_is():
+def test_parts_of_users_own_are_named_wherever_guarantee_is():
     first = make(custom=("Mine",))
     for text in (first.statement(), first.caption(), *captions.guarantees(first.to_dict())):
         assert "relies on your own `Mine`" in text
@@ -338,7 +338,7 @@ def test_parts_of_the_users_own_are_named_wherever_the_guarantee_is():
             make(custom=(name,))
 
 
-def test_finite_precision_costs_epsilon_and_a_part_of_delta():
+def test_finite_precision_costs_epsilon_and_part_of_delta():
     exact = make(release=True)
     record = finite(exact)
     assert record.exact_epsilon == gdp.epsilon(record.mu, 1e-5 - 1e-8) + 1e-3
@@ -365,7 +365,7 @@ def test_noise_calibrated_for_less_leaves_its_stated_epsilon_to_finite_precision
 
 
 @pytest.mark.parametrize("accountant", ["gdp", "rdp"])
-def test_parts_of_budgets_that_differ_state_no_more_than_the_whole_and_no_less_than_is_true(
+def test_parts_of_budgets_that_differ_state_no_more_than_whole_and_no_less_than_is_true(
     accountant,
 ):
     epsilons = (4.0, 9.0, 10.0)
@@ -393,7 +393,7 @@ def test_finite_precision_cannot_be_left_out_or_use_up_delta():
         half.followed_by(half, planned=True)
 
 
-def test_a_release_states_the_loss_of_all_messages():
+def test_release_states_loss_of_all_messages():
     make(attacker="coalition", release=True)
     for change in ({"attacker": "aggregator"}, {"attacker": "coalition", "gradients": "view"}):
         make(**change)
@@ -402,7 +402,7 @@ def test_a_release_states_the_loss_of_all_messages():
     assert "cannot see" in make(attacker="coalition", gradients="view").statement()
 
 
-def test_what_older_records_call_nodes_is_a_coalition():
+def test_what_older_records_call_nodes_is_coalition():
     older = make(attacker="coalition").to_dict() | {"attacker": "nodes"}
     stated = Guarantee.from_dict(older)
     assert stated == make(attacker="coalition")
@@ -419,7 +419,7 @@ def test_old_records_are_readable():
 MARKS = tuple(range(250, 5001, 250))
 
 
-def test_a_curve_holds_at_whichever_mark_the_run_stops():
+def test_curve_holds_at_whichever_mark_run_stops():
     stated = make(epsilon=5.0, mu=1.0)
     curved = stated.stopping_at(MARKS)
     stopped = [curved.stopped(mark) for mark in MARKS]
@@ -467,7 +467,7 @@ def test_curves_of_budgets_participations_and_correlated_rounds():
     assert half.epsilon > 10
 
 
-def test_a_curve_of_finite_precision_pays_for_its_larger_epsilon():
+def test_curve_of_finite_precision_pays_for_its_larger_epsilon():
     record = finite(make(epsilon=5.0, mu=1.0, release=True), 1e-3, 5e-8)
     curved = record.stopping_at(MARKS)
     grown = math.exp(curved.epsilon - record.epsilon)
@@ -478,7 +478,7 @@ def test_a_curve_of_finite_precision_pays_for_its_larger_epsilon():
         finite(make(epsilon=6.0, mu=1.0, release=True), 1e-3, 9.9e-6).stopping_at(MARKS)
 
 
-def test_what_a_curve_refuses():
+def test_what_curve_refuses():
     curved = make().stopping_at(MARKS)
     with pytest.raises(ValueError, match=r"use stopped\(rounds\)"):
         curved.after(250)
@@ -505,7 +505,7 @@ def test_what_a_curve_refuses():
         curved.stopped(250).followed_by(make(), planned=True)
 
 
-def test_a_phase_decided_on_after_the_first_is_not_covered():
+def test_phase_decided_on_after_first_is_not_covered():
     """Two equal phases, the second run only if the first looks bad: 1.87 times delta."""
     first = make(mu=gdp.mu(5.0, 1e-5) / math.sqrt(2), epsilon=10.0)
     pair = first.followed_by(first, planned=True)
@@ -521,7 +521,7 @@ def test_a_phase_decided_on_after_the_first_is_not_covered():
         first.followed_by(first)
 
 
-def test_a_stop_by_private_metrics_is_said():
+def test_stop_by_private_metrics_is_said():
     stated = make(private_stop=True)
     assert (
         "NOT covered: the round at which it ended was left to a callback, which could read metrics"
@@ -533,7 +533,7 @@ def test_a_stop_by_private_metrics_is_said():
     assert stated.followed_by(make(), planned=True).private_stop
 
 
-def test_what_a_sum_counts_on_is_stated_and_composes_to_what_both_runs_cover():
+def test_what_sum_counts_on_is_stated_and_composes_to_what_both_runs_cover():
     options = dict(
         epsilon=2.0, delta=1e-5, mu=0.4, relation="zero_out_client", attacker="aggregator",
         rounds=4, clip_norm=1.0, accountant="gdp", release=False,

@@ -102,7 +102,7 @@ def check_counts(estimator: Estimator, some: int = 1) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_it_is_the_formula(backend: str) -> None:
+def test_it_is_formula(backend: str) -> None:
     check_counts(
         lambda x, y, k: estimate(x, y, k, backend=backend), some=1 if backend == "tree" else 3
     )
@@ -110,7 +110,7 @@ def test_it_is_the_formula(backend: str) -> None:
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_formula_is_caught(name: str) -> None:
+def test_broken_formula_is_caught(name: str) -> None:
     with pytest.raises(AssertionError):
         check_counts(BROKEN[name])
 
@@ -133,7 +133,7 @@ def lattice(seed: int, shape: tuple[int, ...]) -> np.ndarray:
         ),
     ],
 )
-def test_both_routes_count_the_same(
+def test_both_routes_count_same(
     dims: tuple[int, int], tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Ten blocks, the last one padded.
@@ -153,7 +153,7 @@ def test_both_routes_count_the_same(
 
 
 @pytest.mark.gpu
-def test_a_gpu_counts_what_trees_count() -> None:
+def test_gpu_counts_what_trees_count() -> None:
     x, y = np.random.default_rng(0).laplace(size=(2, 5000, 3))
     tree = leakage.tree(x[:, :1], y, 3)
     other = study.dense(x[:, :1], y, 3)
@@ -161,7 +161,7 @@ def test_a_gpu_counts_what_trees_count() -> None:
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_counts_on_a_line_are_those_of_differences() -> None:
+def test_counts_on_line_are_those_of_differences() -> None:
     # x + d and x - d are rounded otherwise than the differences: tenths are on no binary grid.
     values = np.random.default_rng(1).integers(0, 40, size=400) / 10.0
     radii = np.abs(values - np.random.default_rng(2).permutation(values)) + 0.0
@@ -219,7 +219,7 @@ def test_gaussians_have_their_closed_form() -> None:
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", ["psi(n) for psi(n + 1)", "itself counted", "bits"])
-def test_a_broken_estimate_misses_the_closed_form(name: str) -> None:
+def test_broken_estimate_misses_closed_form(name: str) -> None:
     with pytest.raises(AssertionError):
         check_gaussians(lambda x, y: BROKEN[name](x, y, 3), 1.0)
 
@@ -256,7 +256,7 @@ def test_coordinates_that_tell_more_may_give_less() -> None:
     )
 
 
-def test_what_is_beyond_the_trials_is_not_found() -> None:
+def test_what_is_beyond_trials_is_not_found() -> None:
     maximum = study.normaliser(1000, 3)
     assert leakage.mutual_information(*gaussians(1, 1000, 1, 20.0)) <= maximum + 1e-12
     assert maximum < 6.0
@@ -309,7 +309,7 @@ def test_rounds_are_their_pairs() -> None:
         np.testing.assert_array_equal(result, each)
 
 
-def test_the_normaliser_has_both_published_values() -> None:
+def test_normaliser_has_both_published_values() -> None:
     assert study.normaliser(5000, 3) == pytest.approx(7.594, abs=5e-4)
     assert study.normaliser(5000, 3, "jittered") == pytest.approx(7.261, abs=5e-4)
     for k in (1, 3, 10):
@@ -319,7 +319,7 @@ def test_the_normaliser_has_both_published_values() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dims", [1, 3])
-def test_the_normaliser_is_what_the_estimator_gives(backend: str, dims: int) -> None:
+def test_normaliser_is_what_estimator_gives(backend: str, dims: int) -> None:
     x = np.random.default_rng(dims).laplace(size=(900, dims))
     for k in (1, 3):
         complete = estimate(x, x, k, backend=backend)
@@ -332,7 +332,7 @@ def test_the_normaliser_is_what_the_estimator_gives(backend: str, dims: int) -> 
         assert leakage.mutual_information(single, single, k) == pytest.approx(complete, abs=1e-12)
 
 
-def test_no_estimate_without_ties_is_above_the_normaliser() -> None:
+def test_no_estimate_without_ties_is_above_normaliser() -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
         x = rng.standard_cauchy(size=(60, 1 + seed % 3))
@@ -377,7 +377,7 @@ def test_copies_of_pairs_are_refused_and_jitter_mends_it() -> None:
     assert result == pytest.approx(math.log(20), abs=0.2)
 
 
-def test_a_lattice_is_too_much_and_jitter_mends_it() -> None:
+def test_lattice_is_too_much_and_jitter_mends_it() -> None:
     x, y = np.random.default_rng(9).integers(0, 40, size=(2, 1, 300, 1))
     plain = study.normalised(x, y)
     mended = study.normalised(x, y, jitter="ties", seed=0)
@@ -385,7 +385,7 @@ def test_a_lattice_is_too_much_and_jitter_mends_it() -> None:
     assert abs(mended.information[0]) < 0.12
 
 
-def test_a_constant_tells_nothing() -> None:
+def test_constant_tells_nothing() -> None:
     rng = np.random.default_rng(2)
     x = rng.normal(size=(3, 100, 1))
     y = rng.normal(size=(3, 100, 2))
@@ -411,7 +411,7 @@ def leaking(seed: int, rounds: int = 6, leaks: int | None = 4) -> tuple[np.ndarr
     return x, y
 
 
-def test_the_maximum_is_over_rounds() -> None:
+def test_maximum_is_over_rounds() -> None:
     x, y = leaking(0)
     result = study.normalised(x, y)
     assert result.round == 4 and result.value == result.rounds.max() == result.rounds[4]
@@ -423,7 +423,7 @@ def test_the_maximum_is_over_rounds() -> None:
     assert reduced.value == reduced.rounds.max()
 
 
-def test_an_attacker_who_has_the_value_has_1() -> None:
+def test_attacker_who_has_value_has_1() -> None:
     x, y = leaking(1)
     y[2, :, :] = x[2] * [1.0, 0.25, -0.5]
     assert study.normalised(x, y).value == pytest.approx(1.0, abs=1e-12)
@@ -469,13 +469,13 @@ def check_null() -> None:
     assert 0.25 < np.mean(values) < 0.75
 
 
-def test_the_null_tells_a_leak_from_chance() -> None:
+def test_null_tells_leak_from_chance() -> None:
     check_null()
 
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("broken", ["not dealt", "copies"])
-def test_a_broken_null_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_null_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def orders(trials: int, permutations: int, seed: int) -> list[np.ndarray]:
         if broken == "not dealt":
             return [np.arange(trials)] * permutations
@@ -580,7 +580,7 @@ def test_rounds_that_do_not_match_are_refused() -> None:
         study.jittered(ROWS, (0, -1))
 
 
-def test_a_normaliser_of_zero_is_refused():
+def test_normaliser_of_zero_is_refused():
     x = np.random.default_rng(0).normal(size=(2, 4, 1))
     assert study.normaliser(4, 3, "jittered") == 0
     with pytest.raises(ValueError, match="k is 3 with 4 trials, whose jittered normaliser is 0"):

@@ -54,7 +54,7 @@ def test_sampled_rounds_against_their_integral(rate, ratio, rounds):
 
 
 @pytest.mark.mutant
-def test_a_rate_or_sensitivity_that_is_understated_is_seen():
+def test_rate_or_sensitivity_that_is_understated_is_seen():
     for rate, ratio, rounds in FEW_SAMPLED:
         reduced = Pld.of([rate / 2], [ratio], rounds).epsilon(DELTA)
         assert sampled_delta(rate, ratio, rounds, reduced) > 1.5 * DELTA
@@ -94,7 +94,7 @@ def test_many_sampled_rounds_against_another_accountant(rate, ratio, rounds):
     assert 0.97 * mine <= below.get_epsilon_for_delta(DELTA) <= mine
 
 
-def test_sampling_every_record_is_the_gaussian():
+def test_sampling_every_record_is_gaussian():
     assert Pld.of([1.0], [0.1], 100).epsilon(DELTA) == pytest.approx(
         gdp.epsilon(1.0, DELTA), rel=1e-10
     )
@@ -106,13 +106,13 @@ def test_sampling_every_record_is_the_gaussian():
         )
 
 
-def test_a_gaussian_that_is_not_white_counts_once_among_sampled_losses():
+def test_gaussian_that_is_not_white_counts_once_among_sampled_losses():
     single = Gaussian(1.0, rounds=9, white=False, over_rounds="correlated")
     exact = single.epsilon(1e-5)
     assert exact <= single.sampled(2).epsilon(1e-5) < 1.01 * exact
 
 
-def test_the_agent_that_loses_most_decides():
+def test_agent_that_loses_most_decides():
     loss = Pld.of([0.1, 0.2, 0.1, 0.05], [0.5, 0.5, 0.4, 0.8], 20)
     single = loss.phases[0]
     pairs = zip(single.rates, single.ratios, strict=True)
@@ -148,7 +148,7 @@ def test_sampled_losses_compose_and_are_spent():
     assert late.epsilon(DELTA) == pytest.approx(gaussian.epsilon(DELTA), rel=1e-9)
 
 
-def test_gaussian_in_a_sampled_composition_against_an_integral():
+def test_gaussian_in_sampled_composition_against_integral():
     """One sampled round and one Gaussian one, both directions."""
     rate = 0.2
     ratio = 1.5
@@ -183,7 +183,7 @@ def best_order(rho, delta):
 
 
 @pytest.mark.parametrize("rho", [1e-4, 0.01, 0.5, 10.0])
-def test_concentrated_against_brute_force_and_the_gaussian(rho):
+def test_concentrated_against_brute_force_and_gaussian(rho):
     stated = Concentrated(rho).epsilon(DELTA)
     assert stated == pytest.approx(best_order(rho, DELTA), rel=1e-5)
     # Gaussian noise is one such mechanism; a conversion that halved rho would be below it.
@@ -193,7 +193,7 @@ def test_concentrated_against_brute_force_and_the_gaussian(rho):
     assert stated <= rho + 2 * math.sqrt(-rho * math.log(DELTA))
 
 
-def test_concentrated_at_the_ends():
+def test_concentrated_at_ends():
     assert Concentrated(0.0).epsilon(DELTA) == 0
     assert Concentrated(1.0).epsilon(0.0) == math.inf
     assert Concentrated(math.inf).epsilon(DELTA) == math.inf
@@ -202,7 +202,7 @@ def test_concentrated_at_the_ends():
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0, 4.0])
-def test_a_pure_loss_is_concentrated_as_stated(epsilon):
+def test_pure_loss_is_concentrated_as_stated(epsilon):
     """Randomised response, the worst of its kind, has every Renyi divergence below rho alpha."""
     rho = Pure(epsilon).concentrated().rho
     high = 1 / (1 + math.exp(-epsilon))
@@ -253,7 +253,7 @@ def test_what_is_spent_after_some_rounds():
 
 
 @pytest.mark.parametrize("ratio", [1e-200, 1e-13, 1e5, 1e160])
-def test_ratios_of_any_size_have_a_loss(ratio):
+def test_ratios_of_any_size_have_loss(ratio):
     got = Pld.of([0.1], [ratio], 3).epsilon(1e-5)
     plain = gdp.epsilon(ratio * math.sqrt(3), 1e-5)
     assert 0 <= got <= plain * (1 + 1e-9)
@@ -295,7 +295,7 @@ def guarantee(loss, **change):
 
 
 @pytest.mark.parametrize("loss", OTHERS, ids=lambda loss: loss.kind)
-def test_a_guarantee_is_never_below_its_loss(loss):
+def test_guarantee_is_never_below_its_loss(loss):
     record = guarantee(loss)
     assert record.loss == loss and record.exact_epsilon == record.epsilon
     with pytest.raises(ValueError, match=f"a {type(loss).__name__} loss"):
@@ -329,7 +329,7 @@ def test_sampled_guarantees_are_for_outsiders_and_zeroed_records_alone():
             guarantee(loss, **change)
 
 
-def test_a_gaussian_is_stated_by_its_mu():
+def test_gaussian_is_stated_by_its_mu():
     with pytest.raises(ValueError, match="mu is None"):
         guarantee(OTHERS[0], other_loss=None, accountant="gdp")
     plain = guarantee(OTHERS[0], other_loss=None, mu=0.5, epsilon=9.0, accountant="gdp")

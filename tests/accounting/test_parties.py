@@ -67,7 +67,7 @@ def test_phases_protect_whom_both_protect(first, later, pair):
     assert one.secrets == pair
 
 
-def test_groups_of_one_phase_may_be_other_ones_in_the_next():
+def test_groups_of_one_phase_may_be_other_ones_in_next():
     """Agents 0 and 3 of two groups share a seed in the second phase; an outsider has neither."""
     pair = make(secrets="group").followed_by(make(secrets="group"), planned=True)
     rows = {row.party: row for row in pair.protection()}
@@ -76,12 +76,12 @@ def test_groups_of_one_phase_may_be_other_ones_in_the_next():
     assert not any("group" in party for party in rows)
 
 
-def test_other_rows_state_no_less_than_holds_under_the_papers_rule():
+def test_other_rows_state_no_less_than_holds_under_papers_rule():
     single = make(epsilon=40.0, mu=gdp.mu(41.7, DELTA), accountant="paper", unsound=True)
     assert single.protection()[1].epsilon == single.exact_epsilon > 41
 
 
-def test_a_loss_of_sums_says_nothing_of_agents_who_see_messages():
+def test_loss_of_sums_says_nothing_of_agents_who_see_messages():
     rows = {row.party: row for row in make(attacker="aggregator").protection()}
     assert rows["an aggregator or server"].epsilon == 1.0
     assert rows["an outsider"].epsilon is None and rows[parties.ANOTHER].epsilon is None
@@ -106,7 +106,7 @@ def test_promises_say_what_they_count_on(changes, text):
         assert (text in row.why) == (row.epsilon is not None)
 
 
-def test_noise_that_a_run_lost_protects_from_nobody():
+def test_noise_that_run_lost_protects_from_nobody():
     single = make(relation="replace_agent", lost_noise=(7, 0.5))
     assert {row.epsilon for row in single.protection()} == {None}
     assert all("from round 7 on" in row.why for row in single.protection()[:-2])
@@ -187,7 +187,7 @@ def test_several_records_over_many_sampled_rounds(rate, ratio, rounds, delta, re
     assert loss.epsilon(delta / sum(np.exp(j * reduced) for j in range(records))) > reduced
 
 
-def test_a_statement_composes_few_times(monkeypatch):
+def test_statement_composes_few_times(monkeypatch):
     """All deltas that several records ask for are read off few compositions, and not 40."""
     composed = sampled._composed
     counts = []
@@ -208,7 +208,7 @@ def test_a_statement_composes_few_times(monkeypatch):
 @pytest.mark.parametrize("records", [2, 3, 5])
 @pytest.mark.parametrize("strategy", [None, np.eye(6) + 0.5 * np.eye(6, k=-1)])
 @pytest.mark.parametrize("mu", [0.05, 0.3, 0.9])
-def test_finite_precision_of_a_group_is_that_of_means_further_apart(mu, strategy, records):
+def test_finite_precision_of_group_is_that_of_means_further_apart(mu, strategy, records):
     """Of the same noise under k times the shift, by the bound for one record of that mu."""
     factor = np.eye(3) - 0.2
     spacing = finite.release_grid(factor, 6, strategy).spacing
@@ -225,7 +225,7 @@ def test_finite_precision_of_a_group_is_that_of_means_further_apart(mu, strategy
 
 
 @pytest.mark.parametrize(("epsilon", "records"), [(1.0, 5), (3.0, 5), (8.0, 2), (12.0, 2)])
-def test_a_release_under_a_total_states_what_groups_cost(epsilon, records):
+def test_release_under_total_states_what_groups_cost(epsilon, records):
     """By brute force: the total's mu so many times over, at delta, and little more than that."""
     phase = make(release=True, mu=0.1, epsilon=np.inf)
     total = phase.within(Budget(epsilon, DELTA))
@@ -257,7 +257,7 @@ def test_finite_precision_that_takes_all_of_delta_states_nothing():
     assert parties.group_epsilon(maximum, 5) == np.inf
 
 
-def test_statements_per_record_say_what_a_person_with_several_gets():
+def test_statements_per_record_say_what_person_with_several_gets():
     text = make().statement()
     second, five = (parties.group_epsilon(make(), k) for k in (2, 5))
     costs = (
@@ -272,7 +272,7 @@ def test_statements_per_record_say_what_a_person_with_several_gets():
     assert "several records of one person cost together is not stated with a curve" in curve
 
 
-def test_a_table_prints_rows_that_fit_a_window():
+def test_table_prints_rows_that_fit_window():
     lines = str(make().protection()).splitlines()
     assert lines[1].startswith("another participant        epsilon = 1    every agent")
     assert lines[2].startswith(" " * 42) and max(map(len, lines)) <= 100
@@ -283,7 +283,7 @@ def test_a_table_prints_rows_that_fit_a_window():
         assert any(line.startswith(start) for line in lines)
 
 
-def test_several_records_are_refused_where_no_record_is_the_unit():
+def test_several_records_are_refused_where_no_record_is_unit():
     agents = with_loss(losses.Pure(0.5, 10), delta=0.0).replace(relation="replace_agent")
     with pytest.raises(ValueError, match="unit is 'agent', for which no cost of records"):
         agents.for_records(2)

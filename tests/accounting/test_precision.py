@@ -25,7 +25,7 @@ def random_covariance(n: int, condition: float, seed: int) -> tuple[np.ndarray, 
 
 @pytest.mark.parametrize("condition", [1.0, 1e4, 1e8, 1e11])
 @pytest.mark.parametrize("seed", range(3))
-def test_covariance_bound_is_above_the_truth_and_close(condition, seed):
+def test_covariance_bound_is_above_truth_and_close(condition, seed):
     covariance, _ = random_covariance(8, condition, seed)
     bound = precision.inverse_diagonal(covariance)
     truth = exact(covariance)
@@ -36,7 +36,7 @@ def test_covariance_bound_is_above_the_truth_and_close(condition, seed):
 
 @pytest.mark.parametrize("condition", [1.0, 1e8, 1e16])
 @pytest.mark.parametrize("seed", range(3))
-def test_factor_keeps_twice_the_digits(condition, seed):
+def test_factor_keeps_twice_digits(condition, seed):
     _, factor = random_covariance(8, condition, seed)
     with mpmath.workdps(80):
         inverse = mpmath.matrix(factor.tolist()) ** -1
@@ -48,7 +48,7 @@ def test_factor_keeps_twice_the_digits(condition, seed):
 
 
 @pytest.mark.mutant
-def test_the_plain_inverse_would_fall_on_the_wrong_side():
+def test_plain_inverse_would_fall_on_wrong_side():
     below = 0
     for seed in range(5):
         covariance, _ = random_covariance(8, 1e8, seed)
@@ -84,7 +84,7 @@ def test_near_singular_indefinite_and_malformed_are_refused():
         precision.inverse_diagonal(np.eye(2), factor=np.eye(2))
 
 
-def test_only_a_square_matrix_without_other_entries_is_a_diagonal():
+def test_only_square_matrix_without_other_entries_is_diagonal():
     assert precision.diagonal_of(np.diag([1.0, 2.0])).tolist() == [1.0, 2.0]
     assert precision.diagonal_of(np.array([1.0, 2.0])).tolist() == [1.0, 2.0]
     for other in (np.ones((2, 2)), np.eye(2, 3), np.eye(3, 2), np.zeros((1, 2, 2))):

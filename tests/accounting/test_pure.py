@@ -10,7 +10,7 @@ from dpjax.contrib import moves, published, schedules
 from dpjax.mechanism import laplace
 
 
-def test_message_one_is_free_and_the_last_step_is_never_shown():
+def test_message_one_is_free_and_last_step_is_never_shown():
     assert pure.epsilon([0.5], [1.0], 1.0) == 0.0
     assert pure.epsilon([], [1.0], 1.0) == 0.0
     complete = pure.epsilon([0.5, 0.2, 99.0], [1.0, 2.0, 4.0], 2.0)
@@ -37,7 +37,7 @@ def test_losses_are_never_below_exact_ones_and_close(seed):
         assert square <= Fraction(pure.mu_of_steps(*first)) ** 2 <= square * Fraction(1 + 1e-14)
 
 
-def test_extreme_numbers_stay_on_the_safe_side():
+def test_extreme_numbers_stay_on_safe_side():
     assert pure.epsilon([1e-200], [1.0, 1e-300], 1e-200) == pytest.approx(1e-100, rel=1e-12)
     assert pure.epsilon([5e-324], [1.0, 1e300], 1.0) > 0
     assert pure.mu_of_steps([1e-250], [1.0, 1.0], 1.0) > 0
@@ -93,7 +93,7 @@ def audited(schedule, scale=1.0, runs=200_000):
     return ratio, 4 * np.sqrt(1 / hits[0] + 1 / hits[1])
 
 
-def test_an_audit_finds_no_more_than_epsilon_and_finds_halved_noise():
+def test_audit_finds_no_more_than_epsilon_and_finds_halved_noise():
     schedule = laplace.geometric(1.0, 1.0, 0.5, 0.15, 0.9, 4)
     assert schedule.spent > 0.99
     result, error = audited(schedule)
@@ -102,7 +102,7 @@ def test_an_audit_finds_no_more_than_epsilon_and_finds_halved_noise():
     assert halved - error > 1.0
 
 
-def test_losses_take_the_numbers():
+def test_losses_take_numbers():
     schedule = laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 300)
     spent = pure.epsilon(schedule.step_sizes, schedule.scales, 1.0)
     assert losses.Pure(spent, 300).epsilon(0.0) == spent
@@ -142,7 +142,7 @@ def test_published_budgets(epsilon):
     assert ratio == pytest.approx({10.0: 1.0138, 1.0: 1.0068, 0.1: 1.0070}[epsilon], abs=1e-4)
 
 
-def test_the_first_message_alone_is_not_what_diff_tv_ab_costs():
+def test_first_message_alone_is_not_what_diff_tv_ab_costs():
     gamma, q1, q2 = PRINTED[1.0]
     scale = laplace.first_scale(1.0, 1.0, gamma, q1, q2, printed=True)
     spent = []
@@ -188,6 +188,6 @@ def test_geometric_losses_of_far_apart_numbers_are_rounded_up(scale, gap, gamma,
     assert want <= Fraction(result) <= want * Fraction(1 + 1e-13)
 
 
-def test_geometric_losses_beyond_float64_are_never_below_the_truth():
+def test_geometric_losses_beyond_float64_are_never_below_truth():
     assert 0 < published.geometric(1.0, 1e-200, 1e-200, 0.5, 0.9) < 1e-300
     assert published.geometric(1.0, 1e200, 1e200, 0.5, 0.9) == np.inf

@@ -35,25 +35,25 @@ def test_many_rounds_against_their_composition(rate, ratio, rounds, width, point
     assert present == (below, above) and back[1] < below / 1.02
 
 
-def test_the_bracket_holds_the_gaussian():
+def test_bracket_holds_gaussian():
     """All records in every batch, nearly: the exact epsilon of one Gaussian of all rounds."""
     below, above = lattice.bracket(1 - 1e-12, 0.1, 100, DELTA, 3e-5, 2**20)
     assert below <= float(gdp.epsilon(1.0, DELTA)) <= above < 1.001 * below
 
 
-def test_the_bound_on_records_of_every_batch_is_the_gaussian_one():
+def test_bound_on_records_of_every_batch_is_gaussian_one():
     bound = sampled.bound([1.0, 1.0], 25, 1.0, DELTA, sensitivity=2.0)
     mu = 2 * bound**0.5 * 25**0.5
     assert mu <= gdp.mu(1.0, DELTA) <= mu * 1.001
 
 
-def test_a_loss_of_all_rounds_together_counts_once():
+def test_loss_of_all_rounds_together_counts_once():
     """The phase of a Gaussian that is added to sampled rounds, alone and whatever its length."""
     for rounds, times in ((0, 0), (1, 1), (40, 1)):
         assert sampled.Phase((1.0,), (1.0,), rounds, whole=True).times == times
 
 
-def test_of_many_rates_every_agent_has_the_noise_of_a_rate_at_least_its_own(monkeypatch):
+def test_of_many_rates_every_agent_has_noise_of_rate_at_least_its_own(monkeypatch):
     """Few levels stand for many rates; what each takes is decided apart."""
     rates = np.random.default_rng(0).uniform(0.05, 0.2, 50)
     monkeypatch.setattr(sampled, "_largest_ratio", lambda rate, *budget: 1 / rate)
@@ -179,7 +179,7 @@ def test_many_rounds_at_small_deltas_against_trials(rate, ratio, rounds, delta, 
 
 
 @pytest.mark.parametrize("rounds", [200, 10_000])
-def test_no_delta_loses_the_amplification(rounds):
+def test_no_delta_loses_amplification(rounds):
     epsilons = [0.0]
     for delta in (1e-3, 1e-9, 1e-12, 1e-30, 1e-100, 1e-240):
         stated = Pld.of([1e-3], [1.0], rounds).epsilon(delta)

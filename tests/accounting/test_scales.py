@@ -40,7 +40,7 @@ COUNTER_EXAMPLES = {
 }
 
 
-def test_messages_that_differ_by_little_have_an_upper_bound():
+def test_messages_that_differ_by_little_have_upper_bound():
     """In what they say and in their noise: what float64 leaves open is never stated as exact."""
     parts = messages([[1], [1 - 1e-12]], [[1, 0], [1, 1e-14]])
     loss = views.linear(*parts).loss(ONCE, gradients="view")
@@ -62,7 +62,7 @@ def test_rows_are_judged_in_their_own_units(name, power):
     assert not loss.upper_bound.any()
 
 
-def test_a_relay_without_noise_of_its_own():
+def test_relay_without_noise_of_its_own():
     """Its message repeats another one to rounding, or carries what that one does not."""
     third = 1 / 3
     when = Participation(2, 1, 1)
@@ -101,7 +101,7 @@ CANCELLED = (
 )  # fmt: skip
 
 
-def test_a_response_that_cancels_is_no_less_than_its_rounding():
+def test_response_that_cancels_is_no_less_than_its_rounding():
     when = Participation(2, 1, 1)
     (true,) = (float(item) for item in rationals.losses(CANCELLED, when))
     assert 0 < true < 1e-16
@@ -161,7 +161,7 @@ def test_thousands_of_badly_scaled_views(seed):
 
 
 @pytest.mark.mutant
-def test_a_cut_that_is_not_scale_free_is_caught(monkeypatch):
+def test_cut_that_is_not_scale_free_is_caught(monkeypatch):
     """The broken copy: what float64 leaves open is taken as it comes."""
     monkeypatch.setattr(dense, "confirmed", lambda model, estimate, rational: estimate)
     monkeypatch.setattr(kalman, "clear", lambda result: np.ones(len(result.leak), bool))
@@ -169,7 +169,7 @@ def test_a_cut_that_is_not_scale_free_is_caught(monkeypatch):
         compare(COUNT, 3)
 
 
-def test_the_dense_route_judges_rows_alike():
+def test_dense_route_judges_rows_alike():
     parts, _ = COUNTER_EXAMPLES["units"]
     energies = dense.energies(parts[4], parts[5], ONCE)
     assert np.sqrt(energies.values[0, 0, 0]) == pytest.approx(np.sqrt(1 + 1e4))
@@ -188,7 +188,7 @@ def test_ranks_are_those_of_fractions():
         np.testing.assert_array_equal(mine, shows.reshape(3, -1).any(axis=0))
 
 
-def test_products_of_the_package_are_not_rounded_in_ranks():
+def test_products_of_package_are_not_rounded_in_ranks():
     """Three gossip steps on a path repeat themselves in fractions, though not in float64."""
     algorithm = views.muffliato(mixing.metropolis_hastings(nx.path_graph(4)), 3)
     loss = algorithm.pndp(0).loss(Participation(2, 1, 1), gradients="view")

@@ -91,7 +91,7 @@ def test_rounding_downwards_is_caught(monkeypatch):
 
 
 @pytest.mark.parametrize(("marks", "times"), [(20, 7.1), (100, 11.3)])
-def test_stating_a_fixed_rounds_loss_after_a_chosen_stop_is_false(marks, times):
+def test_stating_fixed_rounds_loss_after_chosen_stop_is_false(marks, times):
     claims = gdp.epsilon(even(marks), DELTA)
     bound = stopping.supremum(even(marks), claims)
     assert bound / DELTA == pytest.approx(times, rel=0.01)
@@ -99,12 +99,12 @@ def test_stating_a_fixed_rounds_loss_after_a_chosen_stop_is_false(marks, times):
 
 
 @pytest.mark.slow
-def test_stating_a_fixed_rounds_loss_after_every_round_of_2000_is_false():
+def test_stating_fixed_rounds_loss_after_every_round_of_2000_is_false():
     claims = gdp.epsilon(even(2000), DELTA)
     assert stopping.supremum(even(2000), claims) / DELTA == pytest.approx(17.9, rel=0.01)
 
 
-def test_the_curve_holds_and_is_the_largest():
+def test_curve_holds_and_is_largest():
     inner = stopping.inner_delta(even(20), DELTA)
     assert DELTA / inner == pytest.approx(8.05, rel=0.005)
     claims = gdp.epsilon(even(20), inner)
@@ -192,7 +192,7 @@ def test_one_mark_costs_nothing_and_equal_marks_neither():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mu", "delta"), [(1e-6, 1e-9), (40.0, 0.4), (3000.0, 1e-9)])
-def test_extremes_are_finite_and_between_delta_and_the_union(mu, delta):
+def test_extremes_are_finite_and_between_delta_and_union(mu, delta):
     curve = stopping.Curve(marks=range(1, 6), shares=[1e-8, 0.3, 0.30001, 0.8, 1], delta=0.0)
     inner = stopping.inner_delta(mu * curve.roots, delta)
     assert delta / 5.0001 <= inner <= delta
@@ -203,7 +203,7 @@ def test_extremes_are_finite_and_between_delta_and_the_union(mu, delta):
 
 
 @pytest.mark.slow
-def test_a_tiny_delta():
+def test_tiny_delta():
     inner = stopping.inner_delta(even(20), 1e-100)
     assert 1e-100 / 21 <= inner <= 1e-100 / 20 * 1.01
 

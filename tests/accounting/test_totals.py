@@ -75,7 +75,7 @@ def worst(epsilon, first, choices):
 
 
 @pytest.mark.mutant
-def test_a_phase_chosen_after_the_first_breaks_the_naive_rule_and_keeps_the_total():
+def test_phase_chosen_after_first_breaks_naive_rule_and_keeps_total():
     """Two equal phases: 1.87 times delta where each ending states what was run, delta under one."""
     first = float(gdp.mu(5.0, DELTA)) / math.sqrt(2)
     pair = math.hypot(first, first)
@@ -159,7 +159,7 @@ def harm(total):
 
 @given(tree(3), st.sampled_from([(0.5, 0.1), (3.0, 1e-5), (8.0, 1e-7)]))
 @settings(max_examples=10, deadline=None)
-def test_no_tree_of_phases_passes_the_total(tree, numbers):
+def test_no_tree_of_phases_passes_total(tree, numbers):
     total = Budget(*numbers)
     assert play(tree, functools.cache(honest), total, harm(total)) <= total.delta * (1 + 1e-5)
 
@@ -236,7 +236,7 @@ def test_totals_of_concentrated_losses_bound_every_renyi_divergence(order):
     assert play(complete, functools.cache(allowed), total, moment)[0] > 0.99 * maximum
 
 
-def test_each_kind_of_loss_adds_up_under_a_total_of_its_own():
+def test_each_kind_of_loss_adds_up_under_total_of_its_own():
     kinds = {
         "gdp": losses.Gaussian(0.3),
         "zcdp": losses.Concentrated(0.05),
@@ -296,7 +296,7 @@ def sampled_profile(rate, ratio):
     return value
 
 
-def test_adding_up_sampled_losses_to_a_total_would_not_hold():
+def test_adding_up_sampled_losses_to_total_would_not_hold():
     """Each of two second phases is within the total; the better one by the first's loss is not."""
     first = 0.7 * total_mu(TOTAL)
     rate = 0.01
@@ -313,7 +313,7 @@ def test_adding_up_sampled_losses_to_a_total_would_not_hold():
     assert better == pytest.approx(1.64 * DELTA, rel=0.01)
 
 
-def test_phases_compose_for_an_attacker_whom_both_cover():
+def test_phases_compose_for_attacker_whom_both_cover():
     own = phase(0.3, secrets="own")
     links = phase(0.3, attacker="node", secrets="links")
     for item, other in ((own, links), (links, own)):
@@ -335,7 +335,7 @@ LEFT = "a participant who has left"
 
 @pytest.mark.parametrize("secrets", ["own", "shared", "group", "alone", None])
 @pytest.mark.parametrize("release", [False, True])
-def test_a_participant_who_has_left_has_a_row_where_another_s_does_not_say_it(secrets, release):
+def test_participant_who_has_left_has_row_where_another_s_does_not_say_it(secrets, release):
     """Where it counts on new secrets: a release draws them, and elsewhere no one is protected."""
     first = phase(0.3, secrets=secrets, release=release)
     assert "who has left" not in first.statement()
@@ -355,7 +355,7 @@ def test_a_participant_who_has_left_has_a_row_where_another_s_does_not_say_it(se
     assert LEFT not in {row.party for row in lost.protection()}
 
 
-def test_a_shared_seed_is_said_of_the_phases_and_runs_that_have_one():
+def test_shared_seed_is_said_of_phases_and_runs_that_have_one():
     holds = "it holds the seed from which all agents draw their noise"
     single = phase(0.3, secrets="shared")
     assert f"participant: {holds}" in single.statement()
@@ -392,7 +392,7 @@ def test_statements_over_phases_say_what_was_planned_and_what_was_run():
         phase(0.3, unused=101)
 
 
-def test_the_total_is_said_and_stored():
+def test_total_is_said_and_stored():
     record = phase(0.4).within(TOTAL).followed_by(phase(0.3, clip_norm=2.0), planned=False)
     text = record.statement()
     assert text.startswith("(epsilon = 3, delta = 1e-05)-differentially private per record")
@@ -421,7 +421,7 @@ def test_the_total_is_said_and_stored():
         record.replace(phases=(record,))
 
 
-def test_stopped_phases_count_whole_unless_they_had_a_curve():
+def test_stopped_phases_count_whole_unless_they_had_curve():
     curved = phase(0.6).stopping_at((50, 100))
     half = curved.stopped(50)
     assert phase(0.6).stopped(50).within(TOTAL).spent.mu == 0.6
@@ -487,7 +487,7 @@ def test_totals_and_what_remains_are_by_agent():
 
 
 @pytest.mark.slow
-def test_no_chain_of_phases_passes_the_total_of_any_agent():
+def test_no_chain_of_phases_passes_total_of_any_agent():
     rng = np.random.default_rng(0)
     for _ in range(20):
         total = Budget(tuple(rng.uniform(0.2, 8.0, 3)), DELTA)
@@ -504,7 +504,7 @@ def test_no_chain_of_phases_passes_the_total_of_any_agent():
         assert (np.asarray(gdp.epsilon(mus, DELTA)) > 0.999 * np.array(total.epsilon)).all()
 
 
-def test_a_first_phase_may_take_all_of_every_total():
+def test_first_phase_may_take_all_of_every_total():
     for case in ((1.0, 4.0), (0.3, 0.7), (2.0, 8.0)):
         stated = by_agent(*case).within(Budget(case, DELTA))
         limits = budget.limits(vars(stated), DELTA)
@@ -554,7 +554,7 @@ def test_phases_of_what_remains_are_admitted_and_anybody_may_leave(by_agents):
 
 
 @pytest.mark.parametrize("by_agents", [True, False])
-def test_a_millionth_more_than_a_total_is_refused(by_agents):
+def test_millionth_more_than_total_is_refused(by_agents):
     for seed in range(8):
         each = np.random.default_rng(seed).uniform(0.3, 9.0, 4)
         each = each if by_agents else np.full(4, each[0])
@@ -604,7 +604,7 @@ def test_phases_known_by_epsilons_alone_may_take_all_and_leave(by_agents):
         ({"per_agent_epsilon": None, "per_agent_mu": (0.1, 0.1)}, "for each of 0 agents"),
     ],
 )
-def test_losses_of_agents_that_contradict_a_record_are_refused(changes, message):
+def test_losses_of_agents_that_contradict_record_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         by_agent(0.5, 3.0).replace(**changes)
     stated = by_agent(0.5, 3.0)
@@ -612,7 +612,7 @@ def test_losses_of_agents_that_contradict_a_record_are_refused(changes, message)
         stated.replace(per_agent_mu=(0.4, stated.mu))
 
 
-def test_epsilons_of_an_unsound_rule_do_not_lower_what_phases_lose():
+def test_epsilons_of_unsound_rule_do_not_lower_what_phases_lose():
     stated = {"epsilon": 2.0, "per_agent_epsilon": (2.0, 2.0), "mu": 1.2, "accountant": "paper"}
     phase = by_agent(0.5, 3.0).replace(**stated, per_agent_mu=None, unsound=True)
     assert records.agents_mus(phase).max() == 1.2
@@ -638,7 +638,7 @@ def test_totals_by_agent_are_said_and_rows_are_by_agent():
     assert re.search(r"^an outsider +epsilon = 1 to 4 by agent  it", str(stated.protection()))
 
 
-def test_agents_that_leave_keep_what_was_stated_and_the_others_their_totals():
+def test_agents_that_leave_keep_what_was_stated_and_others_their_totals():
     total = Budget((1.0, 4.0, 2.0), DELTA)
     stated = by_agent(0.5, 3.0, 1.5).within(total)
     stay = stated.survivors([1])
@@ -675,7 +675,7 @@ def test_planned_phases_add_up_by_agent():
     assert apart.mu == pytest.approx(math.hypot(*gdp.mu([3.0, 1.0], DELTA)))
 
 
-def test_releases_of_totals_by_agent_keep_a_part_of_the_smallest():
+def test_releases_of_totals_by_agent_keep_part_of_smallest():
     cost = dict(release=True, added_epsilon=2e-4, added_delta=1e-9)
     mu = gdp.mu(2.9, DELTA)
     stated = by_agent(0.75, 3.0, **cost, mu=mu).within(BY_AGENT)
@@ -689,7 +689,7 @@ def test_releases_of_totals_by_agent_keep_a_part_of_the_smallest():
     assert (pair.agents_spent <= limits).all()
 
 
-def test_releases_keep_a_part_for_finite_precision():
+def test_releases_keep_part_for_finite_precision():
     first = phase(0.4, release=True, added_epsilon=1e-5, added_delta=1e-9)
     record = first.within(TOTAL).followed_by(first, planned=False)
     assert (record.added_epsilon, record.added_delta) == pytest.approx((0.003, 1e-7))
@@ -756,7 +756,7 @@ def test_releases_keep_a_part_for_finite_precision():
         (lambda: budget.remaining(TOTAL, phase(0.1)), r"spent is a Guarantee; give a list"),
     ],
 )
-def test_what_a_total_refuses(call, message):
+def test_what_total_refuses(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -779,7 +779,7 @@ def test_budgets_that_remain_are_admitted_and_not_much_too_small(parts, epsilon)
     assert record.spent.mu >= math.sqrt(sum(item.mu**2 for item in spent)) * (1 - 1e-12)
 
 
-def test_a_total_by_agent_hides_no_false_epsilons():
+def test_total_by_agent_hides_no_false_epsilons():
     """The paper's rule states epsilons that do not hold; a total of the same ones refuses them."""
     each = (30.0, 40.0, 50.0, 60.0)
     matrix = mixing.metropolis_hastings(graphs.ring(4))

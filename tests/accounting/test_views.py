@@ -184,7 +184,7 @@ MOST_PAIRS = [pytest.param(*item, marks=() if quick(*item) else pytest.mark.slow
 @pytest.mark.gate(12)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize(("name", "trust"), MOST_PAIRS)
-def test_recursion_equals_the_pseudo_inverse(name, trust, seeds):
+def test_recursion_equals_pseudo_inverse(name, trust, seeds):
     clear = 0
     for seed in seeds:
         view, (a, b), nodes = pair(name, trust, seed)
@@ -201,7 +201,7 @@ def test_recursion_equals_the_pseudo_inverse(name, trust, seeds):
     assert clear >= max(1, len(seeds) - 1)
 
 
-def test_a_loss_is_flagged_where_entries_differ_in_sign():
+def test_loss_is_flagged_where_entries_differ_in_sign():
     """Whoever's entries are at least 0 reaches the sum of sizes, by one gradient in all rounds."""
     view = views.dsgd(mixing.metropolis_hastings(nx.florentine_families_graph())).pndp(0)
     rounds = 12
@@ -217,7 +217,7 @@ def test_a_loss_is_flagged_where_entries_differ_in_sign():
 
 
 @pytest.mark.parametrize(("name", "trust"), PAIRS)
-def test_materialize_spans_the_simulated_view(name, trust):
+def test_materialize_spans_simulated_view(name, trust):
     """Rows may come in another order, or scaled columns; (A, B) span the same knowledge."""
     view, (a, b), _ = pair(name, trust, 1)
     mine_a, mine_b = view.materialize(ROUNDS)
@@ -235,7 +235,7 @@ MANY_STEPS = (("path", 15), ("florentine", 0), ("florentine", 7))
 
 
 @pytest.mark.mutant
-def test_a_view_with_a_wrong_noise_is_caught():
+def test_view_with_wrong_noise_is_caught():
     """The comparison has power: noise larger by a hundred-thousandth fails it."""
     view, (a, b), nodes = pair("dsgd", "pndp", 0)
     expected, _ = oracle.losses(a, 1.00001 * b, PARTICIPATION, nodes)
@@ -269,7 +269,7 @@ def test_many_gossip_steps_never_understate(graph, node):
 
 
 @pytest.mark.mutant
-def test_a_cut_at_rounding_would_understate():
+def test_cut_at_rounding_would_understate():
     """Why the gap is asked for: the plain pseudo-inverse hides most of the loss."""
     matrix = mixing.metropolis_hastings(nx.path_graph(30))
     a, b = oracle.gossip_view(matrix[None], 1, np.eye(30), attackers=(0,), known=(0,), steps=29)
@@ -278,7 +278,7 @@ def test_a_cut_at_rounding_would_understate():
     assert np.sqrt((cut[:, 29] ** 2).sum()) < 0.9 * expected[29]
 
 
-def test_florentine_agrees_with_the_published_code():
+def test_florentine_agrees_with_published_code():
     """Means of mu^2 by distance, and the bound above the loss of all messages."""
     graph = graphs.florentine()
     view = views.dsgd(mixing.uniform_neighbors(graph)).pndp(0)
@@ -292,7 +292,7 @@ def test_florentine_agrees_with_the_published_code():
     assert np.nanmax(view.guaranteed(participation, gradients="view")) == pytest.approx(np.sqrt(10))
 
 
-def test_secrets_raise_the_loss_above_that_of_all_messages():
+def test_secrets_raise_loss_above_that_of_all_messages():
     algorithm = views.decor(mixing.metropolis_hastings(nx.path_graph(4)))
     participation = Participation(4, 4, 1)
     assert algorithm.ldp().gdp(participation, gradients="view")[1] == pytest.approx(1.380, abs=5e-4)
@@ -314,7 +314,7 @@ class TestAdaptivity:
     MATRIX = mixing.metropolis_hastings(nx.path_graph(3))
     ONCE = Participation(2, 1, 2)
 
-    def test_fixed_gradients_understate_and_the_closed_loop_is_exact(self):
+    def test_fixed_gradients_understate_and_closed_loop_is_exact(self):
         fixed = views.dsgd(self.MATRIX).pndp(2)
         loop = views.dsgd(self.MATRIX, curvature=[0, -0.5, 0]).pndp(2)
         assert fixed.gdp(self.ONCE, gradients="view")[0] == pytest.approx((1 / 3) / np.sqrt(10 / 9))
@@ -335,7 +335,7 @@ class TestAdaptivity:
             atol=1e-12,
         )
 
-    def test_any_covers_the_attack_by_sampling(self):
+    def test_any_covers_attack_by_sampling(self):
         """The likelihood-ratio test on the real, adaptive process beats the fixed number."""
         random = np.random.default_rng(1)
         w = random.normal(size=(2, 3, 200_000))
@@ -352,7 +352,7 @@ class TestAdaptivity:
         assert shift > 1.3 * views.dsgd(self.MATRIX).pndp(2).gdp(self.ONCE, gradients="view")[0]
 
     @pytest.mark.parametrize("name", ["dsgd", "anti_pgd", "full", "muffliato3", "decor"])
-    def test_any_is_the_loss_of_all_messages_less_what_is_known(self, name):
+    def test_any_is_loss_of_all_messages_less_what_is_known(self, name):
         case = Case(name, 2)
         a, b = case.simulate(eavesdropper=True)
         reference = [k for k, owner in enumerate(case.owners) if 2 in owner]
@@ -366,13 +366,13 @@ class TestAdaptivity:
         result = case.algorithm().pndp(2).gdp(PARTICIPATION, gradients="any")
         np.testing.assert_allclose(result, expected, atol=1e-9)
 
-    def test_own_copies_take_the_noise_away(self):
+    def test_own_copies_take_noise_away(self):
         view = views.zip_dl(network(0)).pndp(2)
         assert np.isinf(np.delete(view.gdp(PARTICIPATION, gradients="any"), 2)).all()
         assert np.isfinite(np.delete(view.gdp(PARTICIPATION, gradients="view"), 2)).any()
 
 
-def test_zip_without_own_copy_hides_nothing_from_an_eavesdropper():
+def test_zip_without_own_copy_hides_nothing_from_eavesdropper():
     view = views.zip_dl(network(0), zero_sum="messages").ldp()
     assert np.isinf(view.gdp(PARTICIPATION, gradients="view")).all()
     assert np.isfinite(views.zip_dl(network(0)).ldp().gdp(PARTICIPATION, gradients="view")).all()
@@ -386,13 +386,13 @@ def test_whisper_is_theorem_two():
 
 
 @pytest.mark.parametrize("covariance", [np.eye(N) - 1 / N, np.ones((N, N))], ids=["sum", "shared"])
-def test_singular_noise_leaves_an_infinite_loss(covariance):
+def test_singular_noise_leaves_infinite_loss(covariance):
     """Noise that sums to zero shows the sum; noise that all share shows the differences."""
     view = views.dsgd(network(0), covariance=covariance).ldp()
     assert np.isinf(view.gdp(Participation(ROUNDS, ROUNDS, 1))).all()
 
 
-def test_a_shared_seed_leaves_insiders_everything():
+def test_shared_seed_leaves_insiders_everything():
     with pytest.raises(ValueError, match="share the noise seed"):
         views.dsgd(network(0), covariance=coupled(0)).pndp(1)
     inside = views.dsgd(network(0), covariance=coupled(0, GROUPS), subgroups=GROUPS).pndp(0)
@@ -412,7 +412,7 @@ class TestLinear:
         noise = np.diag(victims)
         return matrix, matrix * victims, matrix @ noise, rows, rows * victims, rows @ noise
 
-    def test_equals_the_named_view(self):
+    def test_equals_named_view(self):
         view = views.linear(*self.parts(), models=np.eye(N))
         named = views.dsgd(network(1)).pndp(0)
         np.testing.assert_allclose(
@@ -426,7 +426,7 @@ class TestLinear:
             <= named.gdp(PARTICIPATION, gradients="any")[1:] * (1 + 1e-8)
         ).all()
 
-    def test_known_combinations_leave_the_rest(self):
+    def test_known_combinations_leave_rest(self):
         reference = np.zeros((1, N))
         reference[0, 3] = 1.0
         reference[0, 4] = 1.0
@@ -440,7 +440,7 @@ class TestLinear:
         # The projection covers changes that leave the combination as it is; one record's does not.
         assert np.isinf(result[[3, 4]]).all() and np.isfinite(expected[[3, 4]]).all()
 
-    def test_needs_the_models_for_any_gradients(self):
+    def test_needs_models_for_any_gradients(self):
         with pytest.raises(ValueError, match="models="):
             views.linear(*self.parts()).gdp(PARTICIPATION, gradients="any")
 
@@ -469,7 +469,7 @@ def test_bad_input(call, text):
         call(views.dsgd(network(0)))
 
 
-def test_rounds_must_be_the_strategy_s():
+def test_rounds_must_be_strategy_s():
     view = views.dsgd(network(0), np.tri(5)).ldp()
     with pytest.raises(ValueError, match="made for 5"):
         view.gdp(PARTICIPATION, gradients="view")
@@ -502,7 +502,7 @@ def test_known_combinations_reveal_and_known_agents_are_public():
     np.testing.assert_array_equal(mu([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])[:2], [0.0, np.inf])
 
 
-def test_the_default_covers_training():
+def test_default_covers_training():
     """Where nothing is said the loss is that of any gradients, and a user's view must say."""
     view = views.dsgd(TestAdaptivity.MATRIX).pndp(2)
     true = 0.5 / np.sqrt(1.25)
@@ -538,7 +538,7 @@ def test_what_overflows_is_infinite():
 
 
 @pytest.mark.parametrize("size", [1e3, 1e8])
-def test_views_take_the_strategies_that_runs_take(size):
+def test_views_take_strategies_that_runs_take(size):
     """One check for both: what no run applies has no loss either."""
     strategy = np.eye(4) + size * np.eye(4, k=-1)
     for check in (

@@ -73,7 +73,7 @@ def step(method, gradients, privatizer=None):
 @pytest.mark.mutant
 @pytest.mark.parametrize("absent", [(), (1,), (0, 3)])
 @pytest.mark.parametrize("kind", [Drops, Veiled])
-def test_a_sum_is_divided_by_who_was_present(kind, absent):
+def test_sum_is_divided_by_who_was_present(kind, absent):
     gradients = np.random.default_rng(0).normal(size=(N, D))
     models, _ = step(Federated(kind(absent)), gradients)
     expected = -np.delete(gradients, absent, axis=0).mean(0)
@@ -82,7 +82,7 @@ def test_a_sum_is_divided_by_who_was_present(kind, absent):
     assert np.allclose(invalid, expected, rtol=1e-6) == (not absent)
 
 
-def test_a_trusted_sum_is_opened_for_enough_agents_alone():
+def test_trusted_sum_is_opened_for_enough_agents_alone():
     gradients = np.random.default_rng(2).normal(size=(N, D))
     models, observed = step(Federated(Trusted(2, (1, 3))), gradients)
     expected = -np.delete(gradients, (1, 3), axis=0).mean(0)
@@ -108,7 +108,7 @@ WHOLE = np.random.default_rng(5).integers(0, 2**32, (N, 7), dtype=np.uint32)
 @pytest.mark.parametrize(
     ("degree", "missing"), [(None, ()), (2, (1, 3)), (None, ((), (1, 3), (0,)))]
 )
-def test_masked_sums_are_the_trusted_ones_to_the_bit(degree, missing):
+def test_masked_sums_are_trusted_ones_to_bit(degree, missing):
     turns = missing if missing and isinstance(missing[0], tuple) else (missing,)
     for round in range(len(turns) + 1):
         absent = turns[round % len(turns)]
@@ -122,7 +122,7 @@ def test_masked_sums_are_the_trusted_ones_to_the_bit(degree, missing):
             assert aggregate.observed(WHOLE, total) is total and aggregate.sum_only
 
 
-def test_too_few_open_no_sum_in_the_round_in_which_they_are():
+def test_too_few_open_no_sum_in_round_in_which_they_are():
     for kind in (Masked, Trusted):
         aggregate = kind(1, ((0,), (0, 2)))
         assert opened(aggregate, WHOLE, 0)[1] == N - 1
@@ -165,7 +165,7 @@ def test_masks_of_numbers_that_are_not_whole_are_refused():
 
 
 @pytest.mark.parametrize("rule", [optax.sgd(1.0), optax.adam(0.1)])
-def test_a_round_without_anybody_moves_nothing(rule):
+def test_round_without_anybody_moves_nothing(rule):
     result = composed(
         COMPLETE, lambda model, batch: batch, rule, method=Federated(Drops(tuple(range(N))))
     )
@@ -198,7 +198,7 @@ def config(method):
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_a_networked_run_with_dropouts_equals_a_simulated_one():
+def test_networked_run_with_dropouts_equals_simulated_one():
     task = make_problem(N)
     absent = (1, 4)
     training_plan = plan.make(config(Federated(Drops(absent))), COMPLETE)
@@ -239,12 +239,12 @@ class Leaking(Federated):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("aggregate", [Sum(), Veiled()])
-def test_a_bare_sum_is_refused_whoever_adds_it_up(aggregate):
+def test_bare_sum_is_refused_whoever_adds_it_up(aggregate):
     with pytest.raises(ValueError, match="method shows .message"):
         plan.make(config(Leaking(aggregate)), COMPLETE)
 
 
-def test_no_key_of_masks_is_one_of_a_run(monkeypatch):
+def test_no_key_of_masks_is_one_of_run(monkeypatch):
     used = []
     masked = jax.jit(masks.masked_vectors, static_argnames="degree")
     opened_sum = jax.jit(masks.unmasked_sum, static_argnames="degree")

@@ -138,7 +138,7 @@ def test_pmlf_is_its_algorithm(k, beta, name):
         {"relation": "zero_out_record", "sampler": Poisson(6.0, 4), "design": "independent"},
     ],
 )
-def test_the_guarantee_is_that_of_dsgd(method, changes):
+def test_guarantee_is_that_of_dsgd(method, changes):
     plans = [
         plan.make(make_config(**changes, method=case), W, counts=np.full(N, 24))
         for case in (DSGD(), method)

@@ -38,7 +38,7 @@ def by_hand(models, decay, begin):
 
 
 @pytest.mark.parametrize(("decay", "begin"), [(0.9, 0), (1.0, 0), (1.0, 3), (0.5, 2), (0.9999, 1)])
-def test_it_is_the_weighted_mean_of_the_rounds(decay, begin):
+def test_it_is_weighted_mean_of_rounds(decay, begin):
     target = np.random.default_rng(0).normal(size=(T, N, 3)).astype(np.float32)
     observed = {}
     sent = {}
@@ -74,7 +74,7 @@ def test_it_is_optaxs_debiased_average():
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_a_run_measures_and_leaves_the_average():
+def test_run_measures_and_leaves_average():
     task = make_problem(N)
     config = make_config(rounds=T, relation="zero_out_record")
     methods = DSGD(), Average(DSGD(), decay=1.0, begin=2)
@@ -146,7 +146,7 @@ class Ratio(DSGD):
 
 
 @pytest.mark.slow
-def test_a_method_may_measure_other_models_than_it_keeps():
+def test_method_may_measure_other_models_than_it_keeps():
     sends = np.eye(N) + np.roll(np.eye(N), 1, axis=0) + np.eye(N, k=-2)
     task = make_problem(N)
     results = []

@@ -220,7 +220,7 @@ def _turned():
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_messages_are_the_accounted_ones(name):
+def test_messages_are_accounted_ones(name):
     algorithm, run = RUNS[name]
     with double_precision():
         assert distance(algorithm().ldp(), run()) < 1e-10
@@ -242,11 +242,11 @@ def test_other_messages_are_caught(name):
 
 
 @pytest.mark.mutant
-def test_every_algorithm_has_a_broken_twin():
+def test_every_algorithm_has_broken_twin():
     assert {like for like, _ in BROKEN.values()} == set(RUNS)
 
 
-def test_noise_in_blocks_is_the_accounted_one():
+def test_noise_in_blocks_is_accounted_one():
     """A full strategy longer than a block, against its dense view."""
     strategy = full()
     gradients = long()
@@ -319,6 +319,6 @@ def test_nodes_see_rows_of_it_less_what_they_know(name, attackers):
     assert not same_rows(received(name, (2,)), told(name, attackers))
 
 
-def test_covariance_of_the_factor():
+def test_covariance_of_factor():
     source = whisper().source
     np.testing.assert_allclose(source @ source.T, COVARIANCE, atol=1e-9)

@@ -11,7 +11,7 @@ from dpjax.topology import graphs, mixing
 CYCLE = 0.5 * np.eye(4) + 0.5 * np.roll(np.eye(4), 1, axis=1)
 
 
-def test_factors_are_bounded_by_the_largest_degree():
+def test_factors_are_bounded_by_largest_degree():
     ring = mixing.metropolis_hastings(graphs.ring(5))
     assert Encrypted().on(ring) == EncryptedOnLinks(1 / math.sqrt(3))
     assert Encrypted().on(mixing.metropolis_hastings(graphs.star(5))).largest == 1 / math.sqrt(5)

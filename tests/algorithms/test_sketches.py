@@ -135,7 +135,7 @@ def trained(method, length, query=clipping, privatizer=None):
 
 
 @pytest.mark.parametrize("missing", [(), (1, 3)])
-def test_dome_is_the_notes_algorithm(missing):
+def test_dome_is_notes_algorithm(missing):
     state = trained(dome(K, Trusted(2, missing), probes=2), 6)
     result = np.asarray(state.models)
     expected = by_hand(6, missing)
@@ -144,7 +144,7 @@ def test_dome_is_the_notes_algorithm(missing):
         assert np.abs(by_hand(6, missing, **broken) - expected).max() > 0.02, broken
 
 
-def test_the_printed_lines_read_the_frame_before():
+def test_printed_lines_read_frame_before():
     state = trained(dome(K, Trusted(2), as_published=True), 2)
     sketch = state.memory.sketch
     key = jax.random.fold_in(KEY, 9)
@@ -159,7 +159,7 @@ def test_the_printed_lines_read_the_frame_before():
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", sorted(SKETCHES))
-def test_what_is_sent_is_no_longer_than_the_clip(name):
+def test_what_is_sent_is_no_longer_than_clip(name):
     method = Federated(Sum(), SKETCHES[name], centre=0.9)
     for query in (clipping, unclipped):
         made_ = made(method, adam(), query)
@@ -251,7 +251,7 @@ def config(method, rule=None, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["learned", "fixed", "count", "given"])
-def test_a_sketch_changes_what_is_sent_and_no_guarantee(name):
+def test_sketch_changes_what_is_sent_and_no_guarantee(name):
     complete, small = (
         plan.make(config(Federated(Trusted(1, (2,)), sketch, 0.9)), COMPLETE)
         for sketch in (None, SKETCHES[name])
@@ -270,7 +270,7 @@ def test_a_sketch_changes_what_is_sent_and_no_guarantee(name):
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_a_run_over_a_network_is_the_same():
+def test_run_over_network_is_same():
     training_plan = plan.make(config(dome(K, Trusted(1, (2,)), probes=2)), COMPLETE)
     expected = run(training_plan, task(), seeds=[0])
     over = run(training_plan, task(), seeds=[0], transport=local_transport(training_plan))
@@ -280,7 +280,7 @@ def test_a_run_over_a_network_is_the_same():
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_a_run_after_a_stop_is_the_same(tmp_path):
+def test_run_after_stop_is_same(tmp_path):
     training_plan = plan.make(config(dome(K, Trusted(1, (2,)), probes=2)), COMPLETE)
     argument = task()
     expected = run(training_plan, argument, seeds=[0])
@@ -305,7 +305,7 @@ class Peeking(Federated):
 
 
 @pytest.mark.mutant
-def test_an_encoder_that_knows_the_batch_is_refused():
+def test_encoder_that_knows_batch_is_refused():
     with pytest.raises(ValueError, match="encoders that know no data"):
         plan.make(config(Peeking(Trusted(1), SKETCHES["fixed"])), COMPLETE)
 
@@ -330,7 +330,7 @@ Pair = type("Pair", (collections.namedtuple("Pair", "width"),), SKETCH)
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("part", [Mine(4), Scaled(Mine(4), QUANTILE), Bare(), Pair(4)])
-def test_a_users_part_of_a_packaged_method_is_named(part):
+def test_users_part_of_packaged_method_is_named(part):
     """Whatever it is made of: a dataclass, a plain class, a named tuple."""
     training_plan = plan.make(config(Federated(Trusted(1), part), Sgd(0.1)), COMPLETE)
     names = [type(part).__name__]

@@ -121,7 +121,7 @@ def close(mine, theirs):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_variable_is_sent_as_in_a_loop_over_agents(name):
+def test_one_variable_is_sent_as_in_loop_over_agents(name):
     method, oracle = CASES[name]
     models, messages, (want, sent) = both(method, oracle)
     close(models, want)
@@ -129,7 +129,7 @@ def test_one_variable_is_sent_as_in_a_loop_over_agents(name):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_two_variables_are_sent_as_in_a_loop_over_agents(name):
+def test_two_variables_are_sent_as_in_loop_over_agents(name):
     method, rows, columns, loop = PAIRS[name]
     models, messages, (want, sent) = both(
         method, lambda g, s, a, e: loop(g, rows, columns, s, a, e), matrix=rows, pair=True
@@ -148,7 +148,7 @@ def test_references_are_those_of_their_papers(method, loop):
     close(models, want)
 
 
-def test_correlated_randomness_keeps_the_sum_of_trackers():
+def test_correlated_randomness_keeps_sum_of_trackers():
     plain = CorrelatedRandomness(until=0)
     steps = np.full(T, 0.004)
     models, _, (want, _) = both(
@@ -245,7 +245,7 @@ def test_one_round_late_is_what_messages_are():
     np.testing.assert_allclose(training_plan.noise.sensitivities[2, 0], 0.01 * 0.8, rtol=1e-5)
 
 
-def test_an_assumed_gap_suffices_for_gradients_at_messages():
+def test_assumed_gap_suffices_for_gradients_at_messages():
     for method in (Tracking(5.0), DPOP()):
         training_plan = plan.make(config(method, ScheduledLaplace(0.9), clip=False), MATRIX)
         assert (
@@ -306,7 +306,7 @@ def test_references_and_methods_without_noise_refuse_it():
 
 
 @pytest.mark.skipif(not jax.config.jax_enable_x64, reason="needs float64 (JAX_ENABLE_X64=1)")
-def test_tracking_reaches_the_optimum_where_dgd_does_not():
+def test_tracking_reaches_optimum_where_dgd_does_not():
     outcome = fusion.make(30, seed=0)
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(30, 0.3, 0))
     task = fusion.problem(outcome, dtype="float64")
@@ -323,7 +323,7 @@ def test_tracking_reaches_the_optimum_where_dgd_does_not():
 
 
 @pytest.mark.slow
-def test_what_a_trace_reads_is_what_a_run_does():
+def test_what_trace_reads_is_what_run_does():
     training_plan = plan.make(config(Tracking(5.0), ScheduledLaplace(0.9)), MATRIX)
     task = fusion.problem(MADE)
     models = trace(training_plan, task, seeds=(0, 3), read=_after)

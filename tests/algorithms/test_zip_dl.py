@@ -57,7 +57,7 @@ def total(messages):
 
 
 @pytest.mark.parametrize("rule", ["messages", "with_own_copy"])
-def test_noise_sums_to_zero_and_leaves_the_mean(rule):
+def test_noise_sums_to_zero_and_leaves_mean(rule):
     params, batch = np.random.default_rng(0).normal(size=(2, N, 4000)).astype(np.float32)
     (state, info), *_ = rounds(make(rule), jnp.asarray(params), jnp.asarray(batch))
     result = noise(info, params, batch)
@@ -77,7 +77,7 @@ def test_noise_sums_to_zero_and_leaves_the_mean(rule):
     np.testing.assert_allclose(state.models, plain + combined, atol=1e-5)
 
 
-def test_links_are_those_of_the_matrix():
+def test_links_are_those_of_matrix():
     dense = np.zeros((N, N))
     dense[SENT.receiver, SENT.sender] = SENT.weight
     np.testing.assert_array_equal(dense, W)
@@ -93,7 +93,7 @@ def bare(value, rounds):
 
 
 @pytest.mark.parametrize("rule", ["messages", "with_own_copy"])
-def test_the_map_of_the_noise_is_the_one_drawn(rule):
+def test_map_of_noise_is_one_drawn(rule):
     zeros = jnp.zeros((N, 3), jnp.float32)
     (_, info), *_ = rounds(make(rule, step=0.0), zeros, zeros)
     leaf_key = jax.random.fold_in(jax.random.fold_in(key(), 0), 0)
@@ -123,7 +123,7 @@ def test_leaves_of_one_shape_have_noise_of_their_own():
     assert np.abs(np.asarray(info.messages["a"] - info.messages["b"])).max() > 0.1
 
 
-def test_after_the_last_round():
+def test_after_last_round():
     zeros = jnp.zeros((N, 2))
     *_, (last, _) = rounds(make("messages"), zeros, zeros, ROUNDS + 1)
     assert np.isnan(last.models).all()

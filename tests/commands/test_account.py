@@ -94,7 +94,7 @@ def stored(name: str = "dpjax-account.jsonl") -> dict[str, np.ndarray]:
     return results
 
 
-def test_account_tells_and_records_what_a_simulation_gives(capsys: Capture) -> None:
+def test_account_tells_and_records_what_simulation_gives(capsys: Capture) -> None:
     fields = ["--epochs", "2", "--separation", "2", "--relation", "replace_record"]
     assert cli.main([*PNDP, *fields, "--delta", "1e-5"]) == 0
     text = capsys.readouterr().out
@@ -132,13 +132,13 @@ def test_account_tells_and_records_what_a_simulation_gives(capsys: Capture) -> N
 
 
 @pytest.mark.parametrize("command", [ACCOUNT, BUDGET])
-def test_no_command_has_a_relation_by_default(command: list[str], capsys: Capture) -> None:
+def test_no_command_has_relation_by_default(command: list[str], capsys: Capture) -> None:
     where = command.index("--relation")
     assert cli.main(command[:where] + command[where + 2 :]) == 2
     assert "--relation" in capsys.readouterr().err and not list(Path().iterdir())
 
 
-def test_the_relation_is_said_aloud_and_doubles(capsys: Capture) -> None:
+def test_relation_is_said_aloud_and_doubles(capsys: Capture) -> None:
     assert cli.main([*PNDP, "--out", "two"]) == 0
     text = capsys.readouterr().out
     assert "relation: replace_record (" in text
@@ -255,7 +255,7 @@ def named_network() -> None:
     Path("net.txt").write_text("3 1\n1 2\n2 4\n")
 
 
-def test_an_attacker_is_a_label_and_never_a_guess(capsys: Capture) -> None:
+def test_attacker_is_label_and_never_guess(capsys: Capture) -> None:
     named_network()
     command = [*ACCOUNT, "--graph", "net.txt", "--trust", "pndp", "--attackers"]
     refused([*command, "3"], capsys, r"may be agent 3 \(index 0\) or agent 4 \(index 3\); write")
@@ -315,7 +315,7 @@ def test_all_attackers_are_every_one_alone(capsys: Capture) -> None:
 
 
 @pytest.mark.slow
-def test_other_parties_have_a_sentence_each(capsys: Capture) -> None:
+def test_other_parties_have_sentence_each(capsys: Capture) -> None:
     """An outsider sees every message of four rounds: replaced, at sigma 2, mu is 2 sqrt(4) / 2."""
     outside = f"(epsilon = {up(float(gdp.epsilon(2.0, 1e-5)))}, delta = 1e-05)"
     assert cli.main([*ACCOUNT, "--out", "ldp"]) == 0
@@ -335,7 +335,7 @@ def test_other_parties_have_a_sentence_each(capsys: Capture) -> None:
 
 
 @pytest.mark.slow
-def test_a_delta_above_one_over_the_agents_protects_nobody(capsys: Capture) -> None:
+def test_delta_above_one_over_agents_protects_nobody(capsys: Capture) -> None:
     for trust in ("ldp", "pndp"):
         assert cli.main([*ACCOUNT, "--delta", "0.3", "--trust", trust, "--out", trust]) == 0
         text = capsys.readouterr().out
@@ -351,7 +351,7 @@ def test_a_delta_above_one_over_the_agents_protects_nobody(capsys: Capture) -> N
     assert "NOTE: delta" not in capsys.readouterr().out
 
 
-def test_a_delta_above_one_over_the_agents_is_noted(capsys: Capture) -> None:
+def test_delta_above_one_over_agents_is_noted(capsys: Capture) -> None:
     agents = ["--relation", "replace_agent", "--delta"]
     assert cli.main([*ACCOUNT, *agents, "0.3"]) == 0
     printed = capsys.readouterr()
@@ -360,7 +360,7 @@ def test_a_delta_above_one_over_the_agents_is_noted(capsys: Capture) -> None:
     assert "NOTE: delta" not in capsys.readouterr().out
 
 
-def test_a_large_network_has_no_line_for_each_agent(capsys: Capture) -> None:
+def test_large_network_has_no_line_for_each_agent(capsys: Capture) -> None:
     assert cli.main([*PNDP, "--graph", "path:30", "--rounds", "1"]) == 0
     assert "\nagent " not in capsys.readouterr().out
 
@@ -385,7 +385,7 @@ def test_attackers_are_sets_of_nodes(attackers: Any) -> None:
         account(matrix, "decor", shared="x", **options)  # type: ignore[arg-type]
 
 
-def test_distances_follow_the_messages() -> None:
+def test_distances_follow_messages() -> None:
     with pytest.raises(ValueError, match=r"attackers is 3; give a list, \[3\]"):
         account_.distances(np.eye(4), 3)  # type: ignore[arg-type]
     matrix = mixing.uniform_neighbors(graphs.florentine())
@@ -430,7 +430,7 @@ def test_what_does_not_go_together_is_one_line(
     refused([*ACCOUNT, *change], capsys, match)
 
 
-def test_a_figure_is_never_replaced(capsys: Capture) -> None:
+def test_figure_is_never_replaced(capsys: Capture) -> None:
     Path("it.svg").write_text("precious")
     refused([*PNDP, "--out", "it.jsonl"], capsys, "whose figure 'it.svg' exists")
     assert Path("it.svg").read_text() == "precious" and not Path("it.jsonl").exists()
@@ -438,7 +438,7 @@ def test_a_figure_is_never_replaced(capsys: Capture) -> None:
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("gradients", ["any", "view"])
-def test_the_inverse_gives_the_budget_back(gradients: str, capsys: Capture) -> None:
+def test_inverse_gives_budget_back(gradients: str, capsys: Capture) -> None:
     fields = ["--epochs", "2", "--separation", "2", "--trust", "pndp"]
     assert cli.main([*BUDGET, *fields, "--gradients", gradients]) == 0
     text = capsys.readouterr().out
@@ -460,7 +460,7 @@ def test_the_inverse_gives_the_budget_back(gradients: str, capsys: Capture) -> N
 
 
 @pytest.mark.slow
-def test_the_worst_attacker_and_victim_are_named(capsys: Capture) -> None:
+def test_worst_attacker_and_victim_are_named(capsys: Capture) -> None:
     # A long tail: with one round, only neighbours learn anything; with colluders, theirs.
     matrix = mixing.uniform_neighbors(graphs.path(5))
     each = np.array([losses(matrix, 4, (a,), [[0], [1], [2], [3]]) for a in range(5)])

@@ -67,7 +67,7 @@ async def all_join(port):
     return await asyncio.gather(*combined)
 
 
-def test_a_killed_server_gives_no_sum_and_its_successor_does(tmp_path):
+def test_killed_server_gives_no_sum_and_its_successor_does(tmp_path):
     first, port = server()
 
     async def cut_off():
@@ -93,7 +93,7 @@ def test_a_killed_server_gives_no_sum_and_its_successor_does(tmp_path):
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_a_stopped_server_keeps_the_opened_sums(tmp_path, stop):
+def test_stopped_server_keeps_opened_sums(tmp_path, stop):
     out = tmp_path / "folder" / "sums.npy"  # The folder is made.
     process, port = server("--rounds", "3", "--out", str(out))
     assert np.load(out).shape == (0, 4)
@@ -108,7 +108,7 @@ def test_a_stopped_server_keeps_the_opened_sums(tmp_path, stop):
         assert errors == "dpjax secagg: interrupted\n" and text == f"sums: {out}\n"
 
 
-def test_an_interrupted_server_leaves_no_empty_file(tmp_path):
+def test_interrupted_server_leaves_no_empty_file(tmp_path):
     out = tmp_path / "sums.npy"
     process, _ = server("--out", str(out))
     process.send_signal(signal.SIGINT)
@@ -118,7 +118,7 @@ def test_an_interrupted_server_leaves_no_empty_file(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["serve", "join"])
-def test_an_unwritable_sum_is_refused_before_enrolment(tmp_path, capsys, command):
+def test_unwritable_sum_is_refused_before_enrolment(tmp_path, capsys, command):
     np.save(tmp_path / "values.npy", VALUES[0])
     (tmp_path / "file").write_text("no folder")
     ask = ["secagg", command, *AGREED, "--port", "9"]
@@ -139,7 +139,7 @@ def test_an_unwritable_sum_is_refused_before_enrolment(tmp_path, capsys, command
         assert not list((tmp_path / "new").iterdir())
 
 
-def test_a_disk_that_fills_up_keeps_the_sums_before(tmp_path, monkeypatch, capsys):
+def test_disk_that_fills_up_keeps_sums_before(tmp_path, monkeypatch, capsys):
     totals = [Total(VALUES[index], (0, 1, 2)) for index in range(3)]
 
     async def opened(listener):
@@ -162,14 +162,14 @@ def test_a_disk_that_fills_up_keeps_the_sums_before(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("port", ["-1", "0", "65536"])
-def test_a_port_that_is_none_is_refused_by_its_name(tmp_path, capsys, port):
+def test_port_that_is_none_is_refused_by_its_name(tmp_path, capsys, port):
     np.save(tmp_path / "values.npy", VALUES[0])
     ask = ["secagg", "join", str(tmp_path / "values.npy"), *AGREED, "--port", port]
     assert cli.main(ask) == 2
     assert f"port is {port}; give a whole number from 1 to 65535" in capsys.readouterr().err
 
 
-def test_join_takes_part_with_a_file(tmp_path, capsys):
+def test_join_takes_part_with_file(tmp_path, capsys):
     for index, row in enumerate(VALUES):
         np.save(tmp_path / f"{index}.npy", row)
     process, port = server()
@@ -196,14 +196,14 @@ def test_join_takes_part_with_a_file(tmp_path, capsys):
     assert "its vector stayed here" in capsys.readouterr().out
 
 
-def test_a_round_that_nobody_joins_has_no_sum(capsys):
+def test_round_that_nobody_joins_has_no_sum(capsys):
     assert cli.main(["secagg", "serve", *AGREED, "--enrol", "0.1"]) == 1
     output = capsys.readouterr().out
     assert "; 3 to 3 clients must enrol, and 3 of them must finish; " in output
     assert "round 1: no sum: enrolled is 0" in output
 
 
-def test_the_example_is_exact(capsys):
+def test_example_is_exact(capsys):
     example = load_script("secure_sum", "examples")
     example.main(8, 50, dropout=0.25, corrupt=0.0)
     output = capsys.readouterr().out
@@ -231,7 +231,7 @@ def test_options_that_cannot_be_are_refused_by_their_name(change, reported, caps
     assert reported in capsys.readouterr().err
 
 
-def test_a_file_that_holds_no_vector_is_refused(tmp_path, capsys):
+def test_file_that_holds_no_vector_is_refused(tmp_path, capsys):
     path = tmp_path / "values.npy"
     ask = ["secagg", "join", str(path), *AGREED, "--port", "9"]
     path.write_bytes(b"nothing")

@@ -71,7 +71,7 @@ def test_rows_are_those_of_runs_and_are_kept(tmp_path, monkeypatch):
         swept(folder=tmp_path, seeds=[0])
 
 
-def test_a_sweep_is_summed_up_by_its_last_metrics():
+def test_sweep_is_summed_up_by_its_last_metrics():
     rows = [(p, s, r, (1, None)[p], float(p + s + r)) for p, s, r in np.ndindex(2, 2, 2)]
     names = ["point", "seed", "round", "noise", "loss"]
     bare = [Guarantee.none(2).to_dict()] * len(rows)
@@ -85,7 +85,7 @@ def test_a_sweep_is_summed_up_by_its_last_metrics():
     assert [line.split()[:2] for line in mixed[2:]] == [["30", "30"], ["0.1", "5"]]
 
 
-def test_a_summary_shows_the_range_of_budgets_by_agent():
+def test_summary_shows_range_of_budgets_by_agent():
     table = swept({"budget.epsilon": [(1.0, 2.0, 3.0, 4.0), 4.0]}, seeds=[0]).summary()
     different, equal = table.splitlines()[2:]
     assert "1 to 4 by agent" in different
@@ -93,7 +93,7 @@ def test_a_summary_shows_the_range_of_budgets_by_agent():
 
 
 @pytest.mark.slow
-def test_best_points_are_a_grid():
+def test_best_points_are_grid():
     result = swept({"noise": GRID["noise"][:2], "optimizer.step_size": [0.05, 1e-9]})
     best = result.best("mean_gap", over="optimizer.step_size")
     assert [point["optimizer.step_size"] for point in best] == [0.05, 0.05]
@@ -245,14 +245,14 @@ def test_files_that_change_names_are_refused(tmp_path):
     pandas.testing.assert_frame_equal(rows(), first)
 
 
-def test_parts_of_the_package_are_named_by_its_version_alone(monkeypatch):
+def test_parts_of_package_are_named_by_its_version_alone(monkeypatch):
     """So that rows that are there are read without designing noise again."""
     monkeypatch.setattr(sweep, "_plans", None)
     assert sweep._computation([CONFIG], sweep._Task([dp.quadratics(4)], W, {})) == ""
 
 
 @pytest.mark.slow
-def test_files_of_functions_are_the_same_in_every_process(tmp_path):
+def test_files_of_functions_are_same_in_every_process(tmp_path):
     code = (
         "from tests.commands.test_sweep import by_closure, swept; "
         "from pathlib import Path; import sys; "
@@ -327,7 +327,7 @@ def test_progress_is_points_done_of_all(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_processes_give_the_bits_of_one(tmp_path, capfd):
+def test_processes_give_bits_of_one(tmp_path, capfd):
     frame = swept().to_frame()
     second = swept(parallel=2, progress=True).to_frame()
     pandas.testing.assert_frame_equal(second, frame, check_exact=True)

@@ -87,7 +87,7 @@ def settings(*pairs: tuple[str, str]) -> None:
     Path("own.toml").write_text(text)
 
 
-def test_records_go_to_the_sites_that_own_them() -> None:
+def test_records_go_to_sites_that_own_them() -> None:
     parsed = train.tomllib.loads(SETTINGS)
     (plan,), task = train.read_settings(parsed)
     assert task.partition.names == tuple(SITES)
@@ -142,7 +142,7 @@ def test_records_that_do_not_fit_are_refused(arrays: dict, match: str, capsys: C
     refused(["train", "own.toml"], capsys, match)
 
 
-def test_a_site_has_one_name_in_two_forms_of_unicode() -> None:
+def test_site_has_one_name_in_two_forms_of_unicode() -> None:
     """Files of edges, records and settings may write u and its dots as one letter or as two."""
     composed = "Z\u00fcrich"
     decomposed = "Zu\u0308rich"
@@ -164,7 +164,7 @@ def test_a_site_has_one_name_in_two_forms_of_unicode() -> None:
 
 
 @pytest.mark.parametrize("owner", [OWNER.astype("S8"), OWNER])
-def test_texts_of_one_byte_a_letter_are_names_too(owner: np.ndarray) -> None:
+def test_texts_of_one_byte_letter_are_names_too(owner: np.ndarray) -> None:
     save(x_train=X, y_train=Y, x_test=X, y_test=Y, owner=owner)
     task = train.read_settings(train.tomllib.loads(SETTINGS))[1]
     np.testing.assert_array_equal(task.partition.counts, [20, 12, 8])
@@ -254,7 +254,7 @@ def keys() -> Iterator[tuple[str, str, dict]]:
     ("section", "key", "values"),
     [pytest.param(*case, id=f"{case[0]}-{case[2].get('name', '')}-{case[1]}") for case in keys()],
 )
-def test_errors_name_the_section_and_key_of_a_wrong_value(
+def test_errors_name_section_and_key_of_wrong_value(
     section: str, key: str, values: dict, capsys: Capture
 ) -> None:
     """In place of the argument of Python that it becomes; -1 is wrong everywhere."""
@@ -295,7 +295,7 @@ def test_errors_of_plans_and_runs_name_settings(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize("argument", ["n", "seed", "loss", "train x"])
-def test_what_a_model_of_ones_own_refuses_names_no_other_key(
+def test_what_model_of_ones_own_refuses_names_no_other_key(
     argument: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it calls its arguments may be what keys of other sections become."""
@@ -322,7 +322,7 @@ BASELINE = '[[noise]]\nname = "None"\n'
 
 
 @pytest.mark.slow
-def test_a_baseline_runs_beside_private_plans(capsys: Capture) -> None:
+def test_baseline_runs_beside_private_plans(capsys: Capture) -> None:
     settings(("[[noise]]", BASELINE + "[[noise]]"))
     assert cli.main(["train", "own.toml"]) == 0
     baseline, private = Result.load("run/result.npz").guarantees
@@ -351,14 +351,14 @@ def test_names_that_are_no_parts_are_refused(pairs: list, match: str, capsys: Ca
     refused(["train", "own.toml"], capsys, match)
 
 
-def test_a_release_needs_noise(capsys: Capture) -> None:
+def test_release_needs_noise(capsys: Capture) -> None:
     text = SETTINGS.partition("[budget]")[0] + SETTINGS.partition('"Independent"')[2]
     Path("own.toml").write_text("release = true\n" + text + BASELINE)
     refused(["train", "own.toml"], capsys, "release is True for a config without noise")
 
 
 @pytest.mark.slow
-def test_a_model_is_found_beside_the_settings(capsys: Capture, folder: Path) -> None:
+def test_model_is_found_beside_settings(capsys: Capture, folder: Path) -> None:
     settings(('"Linear"', '"own_risk:Risk"'), ("North = 1.0", "North = 1.0000004"))
     refused(["train", "own.toml"], capsys, "put own_risk.py beside the file of settings")
     (folder / "elsewhere").mkdir()
@@ -379,7 +379,7 @@ def stopped(result: Result, path: Path) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_release_keeps_its_key_until_it_ends(capsys: Capture, folder: Path) -> None:
+def test_release_keeps_its_key_until_it_ends(capsys: Capture, folder: Path) -> None:
     settings(("rounds = 3", 'rounds = 3\nrelease = true\nout = "new/run"'))
     assert cli.main(["train", "own.toml"]) == 0
     result = Result.load("new/run/result.npz")
@@ -417,12 +417,12 @@ def test_a_release_keeps_its_key_until_it_ends(capsys: Capture, folder: Path) ->
     refused(["train", "own.toml"], capsys, "release is True for a config without noise")
 
 
-def test_a_simulation_is_not_to_be_published(capsys: Capture) -> None:
+def test_simulation_is_not_to_be_published(capsys: Capture) -> None:
     assert cli.main(["train", "own.toml"]) == 0
     text = capsys.readouterr().out
     assert "publish only" not in text and text.splitlines()[-1].startswith("written: run/report")
 
 
-def test_the_template_names_what_there_is() -> None:
+def test_template_names_what_there_is() -> None:
     used = re.findall(r"^\[*(\w+)", train.TEMPLATE, re.MULTILINE)
     assert "release" in used and "class_weights" in train.TEMPLATE and "owner [N]" in train.TEMPLATE

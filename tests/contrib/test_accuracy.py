@@ -32,7 +32,7 @@ def moments(w, hessians, schedule, beta, trials=4000):
     return np.array(rows)
 
 
-def test_where_its_conditions_hold_it_is_a_bound():
+def test_where_its_conditions_hold_it_is_bound():
     n = 6
     q1 = 0.03
     beta = 0.5
@@ -53,7 +53,7 @@ def test_where_its_conditions_hold_it_is_a_bound():
     assert true[-1, 0] <= bound < 10
 
 
-def test_terms_are_sums_of_the_actual_schedule():
+def test_terms_are_sums_of_actual_schedule():
     """With the printed nu the last line of (34), up to its misprinted exponent: q1 q2^2."""
     gamma = 0.01
     q1 = 0.9
@@ -81,7 +81,7 @@ DATA = fusion.make(100, seed=2)
 SIZES = sizes(DATA.hessians)
 
 
-def test_at_the_papers_parameters_nothing_holds_and_the_recursion_overflows():
+def test_at_papers_parameters_nothing_holds_and_recursion_overflows():
     w = mixing.metropolis_hastings(graphs.erdos_renyi(100, 0.1, seed=2))
     result = laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 300, printed=True)
     common = dict(q1=0.97, beta=1000.0, **SIZES)
@@ -100,7 +100,7 @@ def test_at_the_papers_parameters_nothing_holds_and_the_recursion_overflows():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_condition_on_decays_needs_far_faster_ones(seed):
+def test_condition_on_decays_needs_far_faster_ones(seed):
     w = mixing.metropolis_hastings(graphs.erdos_renyi(100, 0.1, seed=seed))
     largest = accuracy.largest_decay(w)
     assert 0.002 < largest < 0.006
@@ -109,7 +109,7 @@ def test_the_condition_on_decays_needs_far_faster_ones(seed):
         assert accuracy.conditions(np.array([1e-9]), w, **options)["(37)"] == (factor < 1)
 
 
-def test_the_heuristic_chooses_to_do_nothing():
+def test_heuristic_chooses_to_do_nothing():
     """(41) is least at gamma = 0: .3 there, 1.6e5 at the printed parameters of this problem."""
     first = float(DATA.minimiser @ DATA.minimiser) + 2 / 100
     for seed in range(5):

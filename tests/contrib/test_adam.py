@@ -31,7 +31,7 @@ def test_without_noise_it_is_adam():
 
 
 @pytest.mark.parametrize("name", ["f1", "second", "momentum"])
-def test_with_a_filter_it_is_the_loop(name):
+def test_with_filter_it_is_loop(name):
     arguments, (b, a) = gradients().astype(float), FILTERS[name]
     ones = signal.lfilter(b, [1, *a], np.ones(len(arguments)))[:, None]
     mean = signal.lfilter(b, [1, *a], arguments, axis=0) / ones
@@ -44,7 +44,7 @@ def test_with_a_filter_it_is_the_loop(name):
     np.testing.assert_allclose(stream(link, arguments.astype(np.float32)), expected, rtol=2e-3)
 
 
-def test_the_second_moment_is_the_gradients_own():
+def test_second_moment_is_gradients_own():
     """Gradients of 1 under noise of variance 9: without the correction steps shrink by sqrt(10)."""
     rng = np.random.default_rng(1)
     values = (1 + 3 * rng.normal(size=(6_000, 200))).astype(np.float32)
@@ -55,7 +55,7 @@ def test_the_second_moment_is_the_gradients_own():
     assert right > 2 * plain
 
 
-def test_the_printed_bias_correction_is_wrong():
+def test_printed_bias_correction_is_wrong():
     """1 - beta^t with v = (1 - beta) v + beta g^2 from t = 0: a constant 1 should give v = 1."""
     beta = 0.01
     v = 0.0
@@ -71,13 +71,13 @@ def test_the_printed_bias_correction_is_wrong():
     np.testing.assert_allclose(ones, 1.0, rtol=1e-5)
 
 
-def test_noise_may_follow_the_rounds():
+def test_noise_may_follow_rounds():
     argument = gradients()
     fixed, moving = (stream(scale_by_adam(n), argument) for n in (0.1, lambda t: 0.1 + 0.0 * t))
     np.testing.assert_allclose(fixed, moving, rtol=1e-6)
 
 
-def test_noise_that_changes_is_averaged_as_the_second_moment_is():
+def test_noise_that_changes_is_averaged_as_second_moment_is():
     """Squares of 1 + the round's noise: what is left of v is 1, whatever the rounds before had."""
     rounds = np.arange(40)
     variances = jnp.asarray(4.0 / (1 + rounds), jnp.float32)

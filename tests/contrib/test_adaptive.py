@@ -40,7 +40,7 @@ def reference(gradients, taps, noise, *, proportional):
 
 
 @pytest.mark.parametrize("proportional", [False, True])
-def test_adaptive_taps_follow_the_gradients(proportional):
+def test_adaptive_taps_follow_gradients(proportional):
     rng = np.random.default_rng(5)
     slow = np.cumsum(rng.normal(size=(ROUNDS, 4, 3)), axis=0) / 8 + 1
     values = (slow + 0.5 * rng.normal(size=slow.shape)).astype(np.float32)
@@ -50,7 +50,7 @@ def test_adaptive_taps_follow_the_gradients(proportional):
     assert np.abs(got - slow)[10:].mean() < np.abs(values - slow)[10:].mean()
 
 
-def test_the_noise_is_not_taken_for_signal():
+def test_noise_is_not_taken_for_signal():
     """White noise alone: the estimate sees no correlation, and all taps average it."""
     rng = np.random.default_rng(6)
     values = rng.normal(size=(400, 1_000)).astype(np.float32)

@@ -45,7 +45,7 @@ def openly(value, asker=0):
     return [attacks.read(item, n) for pair in crossed(value, asker) for item in pair]
 
 
-def test_outsiders_read_nothing_without_a_key():
+def test_outsiders_read_nothing_without_key():
     single = exchanged()
     assert openly(single) == [None] * 2 * D and openly(single, 1) == [None] * 2 * D
     entries = [ciphertext for sent in single.seen for ciphertext in sent.ciphertexts]
@@ -54,7 +54,7 @@ def test_outsiders_read_nothing_without_a_key():
     assert not wholes & set(entries)
 
 
-def test_the_same_model_never_looks_the_same():
+def test_same_model_never_looks_same():
     single = exchanged()
     before = {ciphertext for sent in single.seen for ciphertext in sent.ciphertexts}
     single((MODEL, WEIGHTS), 1)
@@ -68,7 +68,7 @@ def test_without_obfuscators_outsiders_would_read_models(monkeypatch):
 
 
 @pytest.mark.mutant
-def test_a_reused_obfuscator_would_tell_outsiders_differences(monkeypatch):
+def test_reused_obfuscator_would_tell_outsiders_differences(monkeypatch):
     def told(value):
         n, (request, _) = value.agents[0].modulus, crossed(value)
         return [attacks.difference(request[0], item, n) for item in request[1:]]
@@ -85,7 +85,7 @@ def test_a_reused_obfuscator_would_tell_outsiders_differences(monkeypatch):
 
 
 @pytest.mark.mutant
-def test_outsiders_read_the_weight_of_a_repeated_answer(monkeypatch):
+def test_outsiders_read_weight_of_repeated_answer(monkeypatch):
     """Modulo n a ciphertext is its obfuscator, and the answer a power of it: 2^16 steps find b."""
 
     def told(value):
@@ -99,7 +99,7 @@ def test_outsiders_read_the_weight_of_a_repeated_answer(monkeypatch):
 
 
 @pytest.mark.mutant
-def test_obfuscation_before_the_power_tells_the_parity(monkeypatch):
+def test_obfuscation_before_power_tells_parity(monkeypatch):
     """As the protocol is printed, E(x_j) is obfuscated and then raised to b: always a square."""
     even = np.array([[0, 0.5], [0.5, 0]])
 
@@ -138,14 +138,14 @@ def unblurred(monkeypatch):
 
 
 @pytest.mark.mutant
-def test_without_blur_the_asker_divides_the_weight_out(monkeypatch):
+def test_without_blur_asker_divides_weight_out(monkeypatch):
     assert attacks.divisor(decrypted(exchanged())) != SHARE
     unblurred(monkeypatch)
     assert attacks.divisor(decrypted(exchanged())) == SHARE
 
 
 @pytest.mark.mutant
-def test_a_blur_below_the_grain_of_floats_would_tell_the_weight(monkeypatch):
+def test_blur_below_grain_of_floats_would_tell_weight(monkeypatch):
     """float32 values lie on a grid of 2^-23 here, fixed point on one of 2^-40."""
     code = FixedPoint(value_bits=48, fraction_bits=40, weight_bits=16)
     model = (1 + np.random.default_rng(4).random((2, D))).astype(np.float32)
@@ -170,7 +170,7 @@ def test_a_blur_below_the_grain_of_floats_would_tell_the_weight(monkeypatch):
     assert told(twin, 2**15).tolist() == [share]
 
 
-def test_an_agent_sends_its_modulus_and_ciphertexts_alone():
+def test_agent_sends_its_modulus_and_ciphertexts_alone():
     single = exchanged()
     for agent in single.agents:
         assert [name for name in vars(agent) if not name.startswith("_")] == ["number"]

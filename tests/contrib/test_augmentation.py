@@ -15,7 +15,7 @@ def made(augment, image=IMAGE):
     return np.asarray(jax.vmap(augment, in_axes=(0, None))(KEYS, image))
 
 
-def test_half_of_the_images_are_mirrored():
+def test_half_of_images_are_mirrored():
     images = made(Shift(1, mirror=True))
     assert images.dtype == np.uint8
     counts = []

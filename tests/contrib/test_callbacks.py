@@ -33,7 +33,7 @@ def events(folder):
 
 
 @pytest.mark.slow
-def test_boards_have_the_means_over_seeds(tmp_path, network, small):
+def test_boards_have_means_over_seeds(tmp_path, network, small):
     logged = []
     board = types.SimpleNamespace(log=lambda values, step: logged.append((step, values)))
     watch = callbacks.wandb(board, labels=["whisper", "bare"])
@@ -60,7 +60,7 @@ def test_boards_have_the_means_over_seeds(tmp_path, network, small):
 
 
 @pytest.mark.slow
-def test_boards_have_the_extreme_epsilons_of_agents(network, small):
+def test_boards_have_extreme_epsilons_of_agents(network, small):
     logged = []
     board = types.SimpleNamespace(log=lambda values, step: logged.append(values))
     plans = [plan.make(make_config(epsilon=case), network) for case in ((1.0,) * 5 + (4.0,), 4.0)]

@@ -27,7 +27,7 @@ def spent(sigma, rate, rounds, delta):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("larger", [1.0, pytest.param(2.0, marks=pytest.mark.slow)])
-def test_noise_is_what_the_rate_and_the_rounds_that_run_need(larger):
+def test_noise_is_what_rate_and_rounds_that_run_need(larger):
     (result,) = Central(epochs=3, batch_size=50).plans(
         UpdateRule(), [0.5], 2.0, 1000, larger=larger
     )
@@ -50,7 +50,7 @@ def test_noise_is_what_the_rate_and_the_rounds_that_run_need(larger):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("budget", "width", "points"), [(8.0, 3e-5, 2**20), (1.0, 3.5e-6, 2**21)])
-def test_noise_of_many_rounds_spends_the_budget_to_a_thousandth(budget, width, points):
+def test_noise_of_many_rounds_spends_budget_to_thousandth(budget, width, points):
     """Between two bounds on what 250 rounds at a rate of 0.004 lose with this noise."""
     count = 50_000
     (result,) = Central(epochs=1, batch_size=200).plans(UpdateRule(), [0.5], budget, count)
@@ -97,7 +97,7 @@ def test_methods_are_told_their_rounds_and_bands_divide_them():
 
 
 @pytest.mark.slow
-def test_a_filter_chosen_with_the_noise_costs_nothing():
+def test_filter_chosen_with_noise_costs_nothing():
     recipe = Central(epochs=2, batch_size=50, capacity=32)
     (single,) = recipe.plans(UpdateRule(), [1.0], 4.0, 400, bands=4)
     argument = Assumed(norm=0.02, correlation=0.9, coordinates=2)
@@ -151,7 +151,7 @@ def test_what_is_no_recipe_is_refused():
             recipe.plans(UpdateRule(), **argument)
 
 
-def test_legends_say_what_a_filter_does():
+def test_legends_say_what_filter_does():
     assert set(TITLES) == set(BASES)
     assert title(UpdateRule(filter="wiener")) == "SGD, Wiener filtered"
     assert title(UpdateRule("momentum", read_filter("f3"))) == "momentum behind a filter"

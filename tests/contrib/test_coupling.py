@@ -7,7 +7,7 @@ from dpjax.results import records
 from tests.support import ROOT
 
 
-def test_shares_are_those_of_the_committed_variances():
+def test_shares_are_those_of_committed_variances():
     rows = records.read(ROOT / "docs" / "records" / "whisper_variance.jsonl.gz")
     rows = rows[
         (rows["probability"] == 0.5) & (rows["epsilon"] == 10) & (rows["accountant"] == "gdp")
@@ -17,7 +17,7 @@ def test_shares_are_those_of_the_committed_variances():
     assert coupling.shares(20, 0.5, 5000, seed=0) == pytest.approx(list(expected), rel=1e-6)
 
 
-def test_a_caption_names_agents_graph_and_shares():
+def test_caption_names_agents_graph_and_shares():
     assert coupling.remark(20, 0.5, 5000, seed=0) == (
         "20 agents; one graph for each edge probability (seed 0). On the one of 0.5 DECOR's noise "
         "over the run is 0.86 of LDP's; 0.38 to 0.49 on four others."

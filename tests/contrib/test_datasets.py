@@ -16,7 +16,7 @@ def _write(folder, monkeypatch, labels):
     np.savez(folder / "own.npz", x=pictures, y=labels)
 
 
-def test_an_unknown_name_is_answered_by_what_there_is(tmp_path, monkeypatch):
+def test_unknown_name_is_answered_by_what_there_is(tmp_path, monkeypatch):
     _write(tmp_path, monkeypatch, [0, 1])
     datasets.check("own")
     datasets.check("own", images=True)
@@ -27,7 +27,7 @@ def test_an_unknown_name_is_answered_by_what_there_is(tmp_path, monkeypatch):
         datasets.check("a9a", "pictures", images=True)
 
 
-def test_classes_ask_for_a_perceptron_on_numbers(tmp_path, monkeypatch):
+def test_classes_ask_for_perceptron_on_numbers(tmp_path, monkeypatch):
     _write(tmp_path, monkeypatch, [0, 1, 2])
     task = datasets.flat("own", hidden=4, records=9)
     x, y = task.train
@@ -38,7 +38,7 @@ def test_classes_ask_for_a_perceptron_on_numbers(tmp_path, monkeypatch):
     assert datasets.flat("own").model.hidden == ()
 
 
-def test_labels_of_two_signs_ask_for_a_linear_model(tmp_path, monkeypatch):
+def test_labels_of_two_signs_ask_for_linear_model(tmp_path, monkeypatch):
     _write(tmp_path, monkeypatch, [-1, 1])
     task = datasets.flat("own")
     assert task.loss == "logistic" and type(task.model).__name__ == "Linear"

@@ -27,7 +27,7 @@ def squared_error(matrix, signal, noise, weight):
     return np.trace(weight @ rows @ pair @ rows.T @ weight.T)
 
 
-def test_the_filter_is_the_mean_given_what_has_come_in():
+def test_filter_is_mean_given_what_has_come_in():
     signal = spread(5, 0)
     noise = spread(5, 1)
     got = filtered.wiener(signal, noise)
@@ -38,7 +38,7 @@ def test_the_filter_is_the_mean_given_what_has_come_in():
     assert not np.triu(got, 1).any()
 
 
-def test_a_weight_asks_for_the_mean_of_sums():
+def test_weight_asks_for_mean_of_sums():
     signal = spread(4, 2)
     noise = spread(4, 3)
     weight = np.tri(4)
@@ -70,7 +70,7 @@ def test_no_causal_filter_is_better():
     assert squared_error(ahead, signal, noise, weight) < 0.99 * minimum
 
 
-def test_the_error_does_not_depend_on_the_strategy_s_scale():
+def test_error_does_not_depend_on_strategy_s_scale():
     pattern = Participation(6, 3, 2)
     weight = np.tri(6)
     strategy = np.tri(6) + np.eye(6)
@@ -98,7 +98,7 @@ SETTINGS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds, epochs, rho, variance, sums, above, below", SETTINGS)
-def test_both_are_the_optimum_of_a_semidefinite_program(
+def test_both_are_optimum_of_semidefinite_program(
     rounds, epochs, rho, variance, sums, above, below
 ):
     cvxpy = pytest.importorskip("cvxpy")
@@ -136,7 +136,7 @@ def test_both_are_the_optimum_of_a_semidefinite_program(
 
 
 @pytest.mark.slow
-def test_no_pair_that_a_search_finds_is_better():
+def test_no_pair_that_search_finds_is_better():
     signal = ar1(3)
     pattern = Participation(3, 1, 3)
     pair = filtered.solve(signal, 2.0, pattern, tolerance=1e-6)
@@ -194,7 +194,7 @@ def test_white_gradients_are_shrunk_and_their_noise_is_white():
     assert pair.error == pytest.approx(1.2, rel=1e-6) and pair.gap < 1e-4
 
 
-def test_little_noise_leaves_the_strategy_alone():
+def test_little_noise_leaves_strategy_alone():
     rounds = 8
     variance = 1e-6
     pattern = Participation(rounds, 2, 4)

@@ -10,7 +10,7 @@ from dpjax.contrib.paillier import FixedPoint
 SMALL = FixedPoint(value_bits=8, fraction_bits=3, weight_bits=4)
 
 
-def test_a_unit_beyond_the_range_is_refused():
+def test_unit_beyond_range_is_refused():
     edges = [SMALL.largest, -16.0, 0.0, -0.0, 1 / 8, -1 / 8]
     assert SMALL.largest == 127 / 8
     assert SMALL.values("x", np.array(edges)) == [127, -128, 0, 0, 1, -1]
@@ -33,7 +33,7 @@ def test_weights_outside_of_zero_to_one_are_refused(bad):
         SMALL.weights("b", np.array([0.0, bad]))
 
 
-def test_values_are_rounded_to_half_a_unit():
+def test_values_are_rounded_to_half_unit():
     random = np.random.default_rng(0)
     code = FixedPoint()
     values = random.normal(size=200) * 10.0 ** random.integers(-12, 6, 200)
@@ -44,7 +44,7 @@ def test_values_are_rounded_to_half_a_unit():
     assert code.product(2**71) == 0.5 and code.product(-3) == -3 / 2.0**72
 
 
-def test_spans_cover_a_grain():
+def test_spans_cover_grain():
     assert [SMALL.span(grain) for grain in (0.0, 1e-9, 1 / 8, 0.126, 1.0)] == [1, 1, 1, 2, 8]
 
 

@@ -11,7 +11,7 @@ def cost(result: fusion.Fusion, i: int, x: np.ndarray) -> float:
     return float(missed @ missed + result.omega * x @ x)
 
 
-def test_the_gradient_is_the_numerical_one():
+def test_gradient_is_numerical_one():
     result = fusion.make(4, seed=1, measurements=5, dimension=3)
     x = np.array([0.3, -1.2, 0.8], dtype=np.float64)
     h = 1e-5
@@ -22,7 +22,7 @@ def test_the_gradient_is_the_numerical_one():
         np.testing.assert_allclose(result.hessians[i] @ x - result.linear[i], numerical, rtol=1e-6)
 
 
-def test_the_minimiser_is_that_of_stacked_least_squares():
+def test_minimiser_is_that_of_stacked_least_squares():
     result = fusion.make(50, seed=3, omega=0.2)
     rows = np.concatenate([result.matrices.reshape(-1, 2), np.sqrt(50 * 0.2) * np.eye(2)])
     solution = np.linalg.lstsq(
@@ -33,7 +33,7 @@ def test_the_minimiser_is_that_of_stacked_least_squares():
     assert result.minimum == pytest.approx(average, rel=1e-12)
 
 
-def test_the_law_is_the_stated_one():
+def test_law_is_stated_one():
     result = fusion.make(5000, seed=0, low=-2.0, high=6.0, noise=0.5)
     assert result.matrices.min() >= -2 and result.matrices.max() <= 6
     assert result.matrices.mean() == pytest.approx(2.0, abs=0.05)
@@ -42,7 +42,7 @@ def test_the_law_is_the_stated_one():
     assert all(array.dtype == np.float64 for array in result if isinstance(array, np.ndarray))
 
 
-def test_a_seed_makes_the_same_data_and_another_one_other():
+def test_seed_makes_same_data_and_another_one_other():
     first = fusion.make(7, 5)
     again = fusion.make(7, 5)
     other = fusion.make(7, 6)

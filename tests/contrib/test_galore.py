@@ -60,7 +60,7 @@ def test_no_round_uses_its_own_gradients_space():
 
 
 @pytest.mark.parametrize("on_change", ["turn", "reset"])
-def test_the_round_of_a_change_still_moves_in_the_space_before(on_change):
+def test_round_of_change_still_moves_in_space_before(on_change):
     """White gradients, all of other spaces: the fourth and the eighth round bring a new one."""
     rng = np.random.default_rng(5)
     shapes = {"tall": (12, 7), "wide": (7, 12)}
@@ -88,7 +88,7 @@ def test_the_round_of_a_change_still_moves_in_the_space_before(on_change):
 
 @pytest.mark.slow
 @pytest.mark.x64
-def test_mapped_layers_are_decomposed_one_matrix_at_a_time():
+def test_mapped_layers_are_decomposed_one_matrix_at_time():
     """Batched calls for several layers wait for each other on a CPU's few threads, for ever."""
     link = scale_by_galore(0.01, rank=2, every=1)
     shapes = {"first": (8, 9), "second": (10, 7)}
@@ -134,7 +134,7 @@ def test_moments_are_turned():
     np.testing.assert_allclose(kept, along @ (basis @ single.first.delayed[0][0]), atol=1e-3)
 
 
-def test_the_second_moment_keeps_the_noises_share():
+def test_second_moment_keeps_noises_share():
     """White noise of variance 4 in any space: what is taken off stays what the moment holds."""
     rng = np.random.default_rng(4)
     options = {"w": (2 * rng.normal(size=(400, 40, 50))).astype(np.float32)}
@@ -144,7 +144,7 @@ def test_the_second_moment_keeps_the_noises_share():
     assert float(jnp.mean(second)) == pytest.approx(4 * (1 - 0.99**400), rel=0.05)
 
 
-def test_no_rank_is_a_quarter_of_every_shorter_side():
+def test_no_rank_is_quarter_of_every_shorter_side():
     shapes = {"a": (12, 40), "b": (3, 3, 16, 10), "c": (7,), "d": (1, 9)}
     model = {name: jnp.zeros(shape) for name, shape in shapes.items()}
     state = scale_by_galore(0.1, rank=None).init(model)

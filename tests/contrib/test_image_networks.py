@@ -31,14 +31,14 @@ def test_cnn5_has_its_table_s_parameters():
     assert size(cnn.CNN5(classes=100), 32, 32, 3) == want + extra
 
 
-def test_the_small_cnn_has_26_010_parameters():
+def test_small_cnn_has_26_010_parameters():
     # 28 by 2 to 14, pooled to 13, 4x4 by 2 to 5, pooled to 4.
     want = kernels([(8, 1, 16), (4, 16, 32), (1, 4 * 4 * 32, 32), (1, 32, 10)])
     assert want == 26_010 == size(cnn.SmallCNN(), 28, 28, 1)
 
 
 @pytest.mark.parametrize(("depth", "published"), [(16, 2.75e6), (40, 8.95e6)])
-def test_wide_resnets_have_the_published_size(depth, published):
+def test_wide_resnets_have_published_size(depth, published):
     """2.7 and 8.9 million; gains, biases and norms on skip paths add a few thousand."""
 
     def convolution(k, i, o):
@@ -58,7 +58,7 @@ def test_wide_resnets_have_the_published_size(depth, published):
     assert abs(want / published - 1) < 2e-3
 
 
-def test_resnet_50_has_the_published_size():
+def test_resnet_50_has_published_size():
     """23.5 million without the head, 25.55 with 1,000 classes."""
     want = 7 * 7 * 3 * 64
     channels = 64
@@ -77,7 +77,7 @@ def test_resnet_50_has_the_published_size():
     assert small == want + 2049 * 10 - (49 - 9) * 3 * 64
 
 
-def test_efficientnet_b0_has_the_published_size():
+def test_efficientnet_b0_has_published_size():
     """5.3 million: kernels without bias, two numbers a channel of each norm, and the squeezes."""
     want = 9 * 3 * 32 + 2 * 32
     channels = 32
@@ -103,7 +103,7 @@ def test_efficientnet_b0_has_the_published_size():
     assert want == 5_288_548 == size(efficientnet.EfficientNet(classes=1000), 224, 224, 3)
 
 
-def test_vit_small_has_the_published_size():
+def test_vit_small_has_published_size():
     d = 384
     block = 4 * d + 3 * (d * d + d) + d * d + d + 4 * d * d + 4 * d + 4 * d * d + d
     rest = 16 * 16 * 3 * d + d + d + 197 * d + 2 * d + 1000 * (d + 1)
@@ -148,7 +148,7 @@ def start(name, dtype=np.float32, examples=2):
         for item in SMALL
     ],
 )
-def test_an_example_s_logits_are_its_own(name):
+def test_example_s_logits_are_its_own(name):
     """Nothing of the other examples of a batch enters."""
     model, params, x = start(name)
     apply = jax.jit(model.apply)
@@ -165,7 +165,7 @@ def test_an_example_s_logits_are_its_own(name):
     ("name", "layout"),
     [("cnn5", "patches"), ("small_cnn", "patches"), ("wide_resnet", "patches")],
 )
-def test_layouts_of_a_network_agree_in_double_precision(name, layout):
+def test_layouts_of_network_agree_in_double_precision(name, layout):
     """Value and per-example gradients; in float32 a pool might choose another of two equals."""
     with jax.enable_x64(True):
         model, params, x = start(name, np.float64)
@@ -231,7 +231,7 @@ def test_cnn5_is_its_description():
     np.testing.assert_allclose(jax.jit(model.apply)(params, x), want, rtol=1e-3, atol=1e-5)
 
 
-def test_the_plain_and_the_standardised_layer_are_two_kinds():
+def test_plain_and_standardised_layer_are_two_kinds():
     """What knows the one must not take the other for it: their kernels are used differently."""
     x = jnp.ones((1, 4, 4, 2))
     plain, standardized = (conv.Conv(3, standardize=name) for name in ("no", "scaled"))

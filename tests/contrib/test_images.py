@@ -27,7 +27,7 @@ def test_bytes_become_numbers_from_minus_one_to_one():
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "cnn5", "vit_tiny"])
-def test_networks_have_a_logit_a_class(name):
+def test_networks_have_logit_class(name):
     x = jnp.zeros((2, 28, 28, 1), jnp.uint8)
     model = networks.network(name, 7, pixels=True)
     shapes = jax.eval_shape(lambda key: model.init_with_output(key, x)[0], jax.random.key(0))
@@ -35,7 +35,7 @@ def test_networks_have_a_logit_a_class(name):
 
 
 @pytest.mark.slow
-def test_a_problem_is_of_the_records_that_it_is_given():
+def test_problem_is_of_records_that_it_is_given():
     digits = images.read("digits", "mlp", records=100)
     x, y = digits.train
     assert len(x) == len(y) == 100 and type(digits.model).__name__ == "MLP"
@@ -74,7 +74,7 @@ def small_vit(width=12):
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def test_fine_tuning_starts_from_the_files_numbers(tmp_path, monkeypatch):
+def test_fine_tuning_starts_from_files_numbers(tmp_path, monkeypatch):
     numpy = pytest.importorskip("safetensors.numpy")
     tensors = small_vit()
     path = tmp_path / "vit.safetensors"

@@ -41,7 +41,7 @@ def plain(values, present, bits):
 @pytest.mark.parametrize("shapes", [SHAPES, MORE])
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_the_sum_of_whoever_is_present_is_exact(shapes, data):
+def test_sum_of_whoever_is_present_is_exact(shapes, data):
     clients, columns, degree, bits = data.draw(st.sampled_from(shapes))
     present = data.draw(st.lists(st.booleans(), min_size=clients, max_size=clients))
     seed = data.draw(st.integers(0, 2**31))
@@ -85,7 +85,7 @@ def by_pairs(values, degree, own=True):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("clients", "columns", "degree", "bits"), [*SHAPES, *MORE])
-def test_masks_are_those_of_pairs_on_the_ring(clients, columns, degree, bits):
+def test_masks_are_those_of_pairs_on_ring(clients, columns, degree, bits):
     values = drawn(clients, columns)
     want, near = by_pairs(values, degree)
     assert all(len(set(item)) == len(item) == degree for item in near)
@@ -109,7 +109,7 @@ def without_own(values, *, degree, bits=32):
 
 
 @pytest.mark.mutant
-def test_a_masked_vector_alone_is_uniform():
+def test_masked_vector_alone_is_uniform():
     for value in (0, 7):
         values = jnp.full((3, 2**15), value, jnp.uint32)
         sent = np.asarray(MASKED(values, key(), degree=2, bits=8))
@@ -130,7 +130,7 @@ def late(mask):
 
 
 @pytest.mark.mutant
-def test_a_late_vector_is_hidden_by_its_self_mask_alone():
+def test_late_vector_is_hidden_by_its_self_mask_alone():
     assert uniform(late(functools.partial(MASKED, key=key())))
     np.testing.assert_array_equal(late(without_own), 7)
 
@@ -155,7 +155,7 @@ def folded(data):
 
 
 @pytest.mark.mutant
-def test_all_bits_of_a_key_count_and_a_folded_one_is_caught():
+def test_all_bits_of_key_count_and_folded_one_is_caught():
     assert sensitive(functools.partial(jax.random.wrap_key_data, impl="threefry2x32"))
     assert not sensitive(folded)
 
@@ -168,7 +168,7 @@ def test_keys_of_two_rounds_give_masks_of_their_own():
 
 @pytest.mark.slow
 @pytest.mark.x64
-def test_numbers_are_the_same_in_double_precision_and_over_keys():
+def test_numbers_are_same_in_double_precision_and_over_keys():
     values = drawn(5, 9)
     keys = jnp.stack([key(0), key(1)])
     function = jax.jit(jax.vmap(lambda k: masks.masked_vectors(values, k, 2)))(keys)
@@ -209,6 +209,6 @@ def test_what_cannot_be_masked_is_refused(change, message):
 
 
 @pytest.mark.parametrize("present", [jnp.ones(4, bool), jnp.ones(5, jnp.int32)])
-def test_a_presence_that_is_not_one_a_client_is_refused(present):
+def test_presence_that_is_not_one_client_is_refused(present):
     with pytest.raises(ValueError, match="present is"):
         masks.unmasked_sum(drawn(5, 3), present, key(), 2)

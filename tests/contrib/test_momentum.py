@@ -26,7 +26,7 @@ def moved(link, gradients):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
-def test_one_gradient_moves_the_model_by_the_effective_step(beta, nesterov):
+def test_one_gradient_moves_model_by_effective_step(beta, nesterov):
     link = momentum(STEP, beta, nesterov=nesterov)
     pulse = np.eye(1, ROUNDS // 4)[0]
     assert moved(link, pulse).sum() == pytest.approx(-STEP, rel=1e-4)
@@ -37,7 +37,7 @@ def test_one_gradient_moves_the_model_by_the_effective_step(beta, nesterov):
     assert raw == pytest.approx(-STEP / (1 - beta), rel=1e-4)
 
 
-def test_corrected_for_its_start_it_is_the_filter():
+def test_corrected_for_its_start_it_is_filter():
     gradients = np.random.default_rng(0).normal(size=30)
     plain = moved(momentum(STEP, 0.9), gradients) / (1 - 0.9 ** np.arange(1, 31))
     filtered = optax.chain(lowpass(*FILTERS["momentum"]), optax.sgd(STEP))
@@ -54,7 +54,7 @@ def tree(agents, seed):
 
 
 @pytest.mark.slow
-def test_muon_is_every_agents_own_in_a_chain():
+def test_muon_is_every_agents_own_in_chain():
     part = Chain(muon, step_size=0.02)
     n = 3
     chain = part.chain(part.arrays())

@@ -117,7 +117,7 @@ def test_smooth_costs_of_adjacent_problems_stay_below(method):
         assert (np.abs(np.subtract(*sent)) <= bound * (1 + 1e-12)).all()
 
 
-def test_the_tracked_gradient_does_not_settle():
+def test_tracked_gradient_does_not_settle():
     result = moves.moves("diff_tv_ab", 0.5 ** np.arange(60), 1.0, own_weight=0.25)
     assert (result[1:, 1] > 1.7).all() and result[-1, 0] < 1e-9 < result[-1, 1]
 

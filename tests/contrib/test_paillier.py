@@ -65,7 +65,7 @@ def exchange():
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_what_is_received_is_the_sum_of_weighed_differences(exchange, dtype, seed):
+def test_what_is_received_is_sum_of_weighed_differences(exchange, dtype, seed):
     random = np.random.default_rng(seed)
     model = {
         "kernel": (random.normal(size=(N, 2, 2)) * [1e-6, 3e3]).astype(dtype),
@@ -110,7 +110,7 @@ def pair():
     x=st.lists(WHOLE, min_size=2, max_size=2), y=st.lists(WHOLE, min_size=2, max_size=2),
     b=SHARES, c=SHARES,
 )  # fmt: skip
-def test_every_value_and_weight_of_the_range_comes_through(pair, x, y, b, c):
+def test_every_value_and_weight_of_range_comes_through(pair, x, y, b, c):
     model = np.array([x, y], np.float64) / 16
     weights = np.array([[0, b], [c, 0]]) / 256
     received = pair((model, weights), 0)
@@ -120,7 +120,7 @@ def test_every_value_and_weight_of_the_range_comes_through(pair, x, y, b, c):
     assert (np.abs(received[1] + want) <= c / 256 / 32).all()
 
 
-def test_the_blur_is_uniform_below_half_a_unit():
+def test_blur_is_uniform_below_half_unit():
     code = FixedPoint(value_bits=12, fraction_bits=4, weight_bits=3)
     single = PaillierExchange([(0, 1)], 2, key_size=128, code=code, allow_weak=True)
     size = 4000
@@ -136,7 +136,7 @@ def test_the_blur_is_uniform_below_half_a_unit():
     assert ((biased - size / 8) ** 2 / (size / 8)).sum() > 40.5
 
 
-def test_traffic_is_four_ciphertexts_a_link_and_coordinate(exchange):
+def test_traffic_is_four_ciphertexts_link_and_coordinate(exchange):
     exchange.traffic.clear()
     for round in (0, 1):
         exchange((np.ones((N, 3)), drawn(round)), round)
@@ -230,7 +230,7 @@ def test_keys_are_of_2048_bits_unless_told():
 
 
 @pytest.mark.parametrize("library", ["phe.paillier", "gmpy2"])
-def test_without_the_extra_it_is_said_what_to_install(monkeypatch, library):
+def test_without_extra_it_is_said_what_to_install(monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ValueError, match=r"pip install '\.\[contrib\]' \(phe is under the GPL"):
         PaillierExchange([(0, 1)], 2)
@@ -247,7 +247,7 @@ def met():
     return agents
 
 
-def test_agents_refuse_what_the_protocol_has_not():
+def test_agents_refuse_what_protocol_has_not():
     first, other = met()
     request = first.request()
     with pytest.raises(ValueError, match="asker is 7, a stranger to agent 1"):
@@ -280,7 +280,7 @@ def test_unsigned_numbers_would_be_seen(monkeypatch):
         first.receive(1, other.answer(0, first.request()))
 
 
-def test_keys_that_are_not_a_neighbours_are_refused():
+def test_keys_that_are_not_neighbours_are_refused():
     first, other = met()
     for invalid in (first.modulus, other.modulus - 1):
         with pytest.raises(ValueError, match="modulus of agent 1 is even, one's own, or of fewer"):

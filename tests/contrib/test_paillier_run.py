@@ -49,7 +49,7 @@ def ran(value, transport):
 
 
 @pytest.mark.slow
-def test_a_run_over_ciphertexts_is_the_compiled_run():
+def test_run_over_ciphertexts_is_compiled_run():
     single = made()
     exchange = PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
     compiled, _ = ran(single, None)
@@ -66,7 +66,7 @@ def test_a_run_over_ciphertexts_is_the_compiled_run():
 
 
 @pytest.mark.mutant
-def test_a_run_over_weaker_pulls_is_seen():
+def test_run_over_weaker_pulls_is_seen():
     single = made()
     exchange = PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
     _, plain = ran(single, host.local_transport(single))

@@ -55,7 +55,7 @@ def test_encoding_and_decoding_are_one_matrix(name, dtype):
     np.testing.assert_allclose(diagonal, (matrix.astype(float) ** 2).sum(axis=1), atol=1e-5)
 
 
-def test_a_count_sketch_has_one_entry_a_row_and_coordinate():
+def test_count_sketch_has_one_entry_row_and_coordinate():
     d = 400
     k = 60
     rows = 3
@@ -92,7 +92,7 @@ def test_what_is_decoded_is_right_on_average(name):
     assert not (np.abs(result.mean(axis=0) - 1.5 * expected) < error).all()
 
 
-def test_a_sketch_can_lengthen_so_the_clip_stands_after_it():
+def test_sketch_can_lengthen_so_clip_stands_after_it():
     """Clipped before, a count sketch sends more than the clip norm; clipped after, it does not."""
     sparse = made("count sketch", 300, 4, jax.random.key(6))
     longest = np.linalg.svd(dense(sparse, 300, 4))[0][:, 0]
@@ -105,7 +105,7 @@ def test_a_sketch_can_lengthen_so_the_clip_stands_after_it():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lemma_3_2_by_draws_and_the_printed_line_fails(name):
+def test_lemma_3_2_by_draws_and_printed_line_fails(name):
     """Fixed gradients of B clients, each with its own noise; the same test for both lines."""
     d = 12
     k = 4

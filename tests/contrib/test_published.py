@@ -38,7 +38,7 @@ def slowly(matrix, rounds, numerator, root=True):
 
 @pytest.mark.parametrize("numerator", published.NUMERATORS)
 @pytest.mark.parametrize("weights", [mixing.metropolis_hastings, mixing.uniform_neighbors])
-def test_muffliato_by_a_slow_sum(numerator, weights):
+def test_muffliato_by_slow_sum(numerator, weights):
     for graph, rounds in ((graphs.path(6), 3), (graphs.erdos_renyi(7, 0.4, 1), 2)):
         matrix = weights(graph)
         result = published.muffliato_pndp(matrix, rounds, numerator=numerator)
@@ -49,7 +49,7 @@ def test_muffliato_by_a_slow_sum(numerator, weights):
         assert np.nanmax(np.abs(result - slowly(matrix, rounds, other))) > 1e-2
 
 
-def test_muffliato_hears_who_sends_in_a_directed_graph():
+def test_muffliato_hears_who_sends_in_directed_graph():
     matrix = np.array([[0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5], [0.5, 0, 0, 0.5]])
     result = published.muffliato_pndp(matrix, 1, numerator="plain")
     # In one round attacker v hears v + 1 alone.
@@ -59,7 +59,7 @@ def test_muffliato_hears_who_sends_in_a_directed_graph():
     np.testing.assert_array_equal(result, want)
 
 
-def test_figures_of_the_florentine_families():
+def test_figures_of_florentine_families():
     matrix = mixing.uniform_neighbors(FLORENTINE)
     rounds = 10
     mu = views.dsgd(matrix).pndp(0).gdp(Participation(rounds, rounds, 1), gradients="view")
@@ -80,7 +80,7 @@ def test_figures_of_the_florentine_families():
     ("rounds", "near", "distant"),
     [(3, 133.4, None), (5, 147.7, 322.4), (7, 121.3, 308.9), (20, 31.4, 56.1)],
 )
-def test_rounds_decide_the_gain_on_florentine(rounds, near, distant):
+def test_rounds_decide_gain_on_florentine(rounds, near, distant):
     """Muffliato's bound over the exact loss at distances 3 and 4, above or below 100."""
     matrix = mixing.uniform_neighbors(FLORENTINE)
     participation = Participation(rounds, rounds, 1)
@@ -99,7 +99,7 @@ def test_rounds_decide_the_gain_on_florentine(rounds, near, distant):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "expected"), [(3, 3710), (20, 167)])
-def test_rounds_do_not_decide_the_gain_on_the_random_graph(rounds, expected):
+def test_rounds_do_not_decide_gain_on_random_graph(rounds, expected):
     """At distance 3, for the first five attackers with a node there: 17 pairs."""
     graph = graphs.erdos_renyi(100, 0.2, 1)
     matrix = mixing.uniform_neighbors(graph)
@@ -163,7 +163,7 @@ def delta_of(distance, epsilon):
     return integrate.quad(excess, start, start + 40, epsabs=1e-14)[0]
 
 
-def test_the_printed_formula_is_false_for_a_far_node():
+def test_printed_formula_is_false_for_far_node():
     matrix = mixing.uniform_neighbors(FLORENTINE)
     rounds = 10
     distant = 3
@@ -193,7 +193,7 @@ def test_the_printed_formula_is_false_for_a_far_node():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [None, temporal.anti_pgd(6)])
-def test_the_printed_formula_is_marked_false_only_where_it_is(strategy):
+def test_printed_formula_is_marked_false_only_where_it_is(strategy):
     participation = Participation(6, 3, 2)
     matrix = mixing.metropolis_hastings(graphs.path(7))
     algorithm = views.dsgd(matrix, strategy=strategy)

@@ -37,7 +37,7 @@ def final(noises, x):
     return x - DATA.minimiser
 
 
-def test_weights_are_squared_responses_of_the_update():
+def test_weights_are_squared_responses_of_update():
     """The update is affine: its response to each entry of each noise by differences."""
     start = np.zeros((N, P), np.float64)
     rest = final(np.zeros((ROUNDS, N, P)), start)
@@ -54,7 +54,7 @@ def test_weights_are_squared_responses_of_the_update():
     assert np.abs(off / weights - 1).max() > 1e-3
 
 
-def test_the_error_is_bias_plus_noise():
+def test_error_is_bias_plus_noise():
     start = np.arange(N * P, dtype=np.float64).reshape(N, P) / 7
     result = schedules.error(
         W, DATA.hessians, DATA.linear, STEPS, BETA, SPREAD, start=start, start_variance=0.5
@@ -85,7 +85,7 @@ def simulated(problem, schedule, beta, trials, seed, start_variance=1.0):
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-def test_simulated_runs_have_the_predicted_error(noise):
+def test_simulated_runs_have_predicted_error(noise):
     make = laplace.geometric if noise == "laplace" else schedules.geometric_gaussian
     schedule = make(0.1, 1.0, 2e-3, 0.9, 0.97, ROUNDS)
     problem = (W, DATA.hessians, DATA.linear)
@@ -103,7 +103,7 @@ def test_simulated_runs_have_the_predicted_error(noise):
     assert any(above)
 
 
-def test_simulation_is_the_literal_update():
+def test_simulation_is_literal_update():
     schedule = laplace.geometric(3.0, 1.0, 2e-3, 0.9, 0.97, ROUNDS)
     paths = simulated((W, DATA.hessians, DATA.linear), schedule, BETA, 2, 3, start_variance=0.0)
     generator = np.random.default_rng(3)
@@ -116,7 +116,7 @@ def test_simulation_is_the_literal_update():
         assert paths[1, k] == pytest.approx(((x - DATA.minimiser) ** 2).sum(), rel=1e-9)
 
 
-def test_a_sketch_is_unbiased_and_exact_on_the_mean():
+def test_sketch_is_unbiased_and_exact_on_mean():
     rows = schedules.sketch(N, P, 7, seed=0)
     same = np.ones((N, 1)) * np.array([1.0, -2.0])
     assert (np.einsum("rnp,np->r", rows, same) ** 2).sum() == pytest.approx((same**2).sum())
@@ -127,6 +127,6 @@ def test_a_sketch_is_unbiased_and_exact_on_the_mean():
     np.testing.assert_allclose(few, exact, rtol=0.05)
 
 
-def test_a_run_that_overflows_has_an_infinite_error():
+def test_run_that_overflows_has_infinite_error():
     result = schedules.error(W, DATA.hessians, DATA.linear, np.full(200, 10.0), 1.0, np.ones(200))
     assert result.total == np.inf

@@ -65,7 +65,7 @@ def test_partial_sums_are_those_of_messages_on_links(name):
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_the_tree_is_of_the_network_s_links_and_as_flat_as_any(name):
+def test_tree_is_of_network_s_links_and_as_flat_as_any(name):
     relays = tree(name)
     graph = GRAPHS[name]
     for child, parent in enumerate(relays.parents):
@@ -73,7 +73,7 @@ def test_the_tree_is_of_the_network_s_links_and_as_flat_as_any(name):
     assert relays.levels == nx.radius(graph)
 
 
-def test_messages_of_a_run_are_those_that_are_accounted():
+def test_messages_of_run_are_those_that_are_accounted():
     """Up the tree goes P (G + s Z), P invertible: the loss of single messages, no less."""
     relays = tree("random")
     scale = 0.7
@@ -117,7 +117,7 @@ def test_messages_of_a_run_are_those_that_are_accounted():
 
 
 @pytest.mark.slow
-def test_a_run_by_relays_is_a_server_s_and_stays_one_model():
+def test_run_by_relays_is_server_s_and_stays_one_model():
     """And what relays hide from nobody takes no noise in shares."""
     network = mixing.metropolis_hastings(GRAPHS["random"])
     results = {}

@@ -90,7 +90,7 @@ def descent(own="noisy", point="noisy"):
     return replay.DescentRule(W, STEPS, START, own, point)
 
 
-def test_noisy_states_move_by_the_step_before():
+def test_noisy_states_move_by_step_before():
     want = np.append(0.0, STEPS[:-1] * GAP)
     np.testing.assert_allclose(of_agent(descent()), want, atol=1e-15)
     tracked = of_agent(Tracked(W, STEPS, START, beta=3.0))
@@ -116,7 +116,7 @@ def test_on_quadratics_gradients_at_true_states_are_less_sensitive():
     assert (result[2:] < plain[2:]).all()
 
 
-def test_a_gap_that_changes_sign_between_rounds_shows_the_claimed_order():
+def test_gap_that_changes_sign_between_rounds_shows_claimed_order():
     """The supremum over pairs: a gap against the drift moves the true state's gradient more."""
 
     def turned(x):
@@ -151,7 +151,7 @@ def test_two_variables_move_further(own):
     assert (result <= bound * (1 + 1e-12)).all()
 
 
-def test_no_replay_of_the_method_exceeds_its_accounted_loss():
+def test_no_replay_of_method_exceeds_its_accounted_loss():
     """Gradients at random that differ by the gap: losses of replayed moves, and at halved noise."""
     outcome = laplace.geometric(1.0, GAP, 0.1, 0.5, 0.9, T)
     rng = np.random.default_rng(3)
@@ -192,7 +192,7 @@ def recorded(seed, runs=RUNS):
     return messages, messages + MOVE
 
 
-def test_the_measured_loss_is_the_whitened_difference():
+def test_measured_loss_is_whitened_difference():
     exact = np.sqrt(MOVE @ np.linalg.solve(MAP @ MAP.T, MOVE))
     result = replay.measured(*recorded(0, 40_000))
     assert result.low < exact < result.high and result.high - result.low < 0.02 * exact
@@ -207,7 +207,7 @@ def test_the_measured_loss_is_the_whitened_difference():
     assert replay.measured(*shaped) == result
 
 
-def test_intervals_cover_the_loss_as_often_as_stated():
+def test_intervals_cover_loss_as_often_as_stated():
     exact = np.sqrt(MOVE @ np.linalg.solve(MAP @ MAP.T, MOVE))
     results = [replay.measured(*recorded(seed, 4 * SIZE), confidence=0.8) for seed in range(500)]
     covered = np.mean([low < exact < high for _, low, high in results])

@@ -68,7 +68,7 @@ def followed():
 
 
 @pytest.mark.slow
-def test_clients_replay_the_run_to_the_bit_and_the_server_sends_sums(followed):
+def test_clients_replay_run_to_bit_and_server_sends_sums(followed):
     single, argument, result, sums = followed
     server, entries, late = (Replica(single, argument) for _ in range(3))
     feed = Feed(server)
@@ -89,7 +89,7 @@ def test_clients_replay_the_run_to_the_bit_and_the_server_sends_sums(followed):
 
 
 @pytest.mark.slow
-def test_a_state_is_sent_where_it_is_shorter():
+def test_state_is_sent_where_it_is_shorter():
     single = made(Federated(Trusted(1)))
     argument = task()
     server = Feed(Replica(single, argument))
@@ -103,7 +103,7 @@ def test_a_state_is_sent_where_it_is_shorter():
 
 
 @pytest.mark.slow
-def test_whoever_computed_otherwise_gets_the_whole_state(followed):
+def test_whoever_computed_otherwise_gets_whole_state(followed):
     single, argument, _, sums = followed
     feed = Feed(Replica(single, argument))
     client = Replica(single, argument)
@@ -124,7 +124,7 @@ def test_whoever_computed_otherwise_gets_the_whole_state(followed):
 
 
 @pytest.mark.slow
-def test_another_process_has_the_same_bits(followed, tmp_path):
+def test_another_process_has_same_bits(followed, tmp_path):
     single, argument, _, sums = followed
     feed = Feed(Replica(single, argument))
     for received in sums:

@@ -168,7 +168,7 @@ def numpy_vit(tensors, image, heads, depth, patch):
     return linear(tensors, "head", layer_norm(tensors, "norm", x, 1e-6)[0])
 
 
-def test_roberta_reads_its_file_and_is_the_numpy_one(save):
+def test_roberta_reads_its_file_and_is_numpy_one(save):
     tensors = normal(roberta_layout(SMALL))
     params = roberta.load_roberta(save(tensors), SMALL)
     got = run(params, TOKENS)
@@ -182,7 +182,7 @@ def test_roberta_reads_its_file_and_is_the_numpy_one(save):
     assert np.abs(run(twin, TOKENS) - np.array(want)).max() > 1e-2
 
 
-def test_vit_reads_its_file_and_is_the_numpy_one(save):
+def test_vit_reads_its_file_and_is_numpy_one(save):
     tensors = normal(vit_layout(SMALL_VIT, 8))
     params = vit.load_vit(save(tensors), SMALL_VIT, 8)
     x = np.random.default_rng(3).normal(size=(2, 8, 8, 3)).astype(np.float32)
@@ -233,7 +233,7 @@ def test_roberta_is_that_of_transformers(save):
     np.testing.assert_allclose(ours.T, slope, rtol=1e-3, atol=1e-5)
 
 
-def test_roberta_base_has_the_published_size():
+def test_roberta_base_has_published_size():
     """124.6 million: 124,055,040 of the encoder, and the head of two classes."""
     d = 768
     want = (50265 + 514 + 1) * d + 2 * d
@@ -282,14 +282,14 @@ def test_padding_has_no_gradient():
     np.testing.assert_allclose(run(params, TOKENS)[:1], short, rtol=1e-5, atol=1e-6)
 
 
-def test_a_batch_s_padding_row_is_finite():
+def test_batch_s_padding_row_is_finite():
     """Empty places of a batch are texts of padding alone."""
     params = at_random()
     assert np.isfinite(run(params, np.ones((2, 8), np.int32))).all()
 
 
 @pytest.mark.slow
-def test_a_problem_takes_the_encoder_and_its_tokens():
+def test_problem_takes_encoder_and_its_tokens():
     """Tokens reach it as integers, and each example has a gradient."""
     y = np.array([0, 2, 1])
     shards = partition.iid(3, n=1, seed=0)
@@ -313,7 +313,7 @@ def test_tokens_that_do_not_fit_are_refused():
             jax.eval_shape(SMALL.init, jax.random.key(0), tokens)
 
 
-def test_a_new_head_is_drawn_and_the_rest_is_the_file_s(save):
+def test_new_head_is_drawn_and_rest_is_file_s(save):
     """As for fine-tuning: the file has another head, or that of masked words alone."""
     tensors = normal(roberta_layout(SMALL.clone(classes=7)))
     path = save(tensors)

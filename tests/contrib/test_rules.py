@@ -28,7 +28,7 @@ def steps(rule, stream, noise=0.0, step_size=0.5):
 
 
 @pytest.mark.parametrize("filter", ["none", "first v1", "second"])
-def test_a_constant_gradient_is_followed_at_the_step_size(filter):
+def test_constant_gradient_is_followed_at_step_size(filter):
     for out in steps(UpdateRule("sgd", read_filter(filter)), [STREAM[0]] * 6):
         np.testing.assert_allclose(out, -0.5 * STREAM[0], rtol=1e-5)
     for base in ("momentum", "nesterov"):
@@ -43,14 +43,14 @@ def after_filter(base):
 
 
 @pytest.mark.parametrize("base", ["sgd", "momentum", "nesterov"])
-def test_a_filter_stands_in_front(base):
+def test_filter_stands_in_front(base):
     for out, expected in zip(
         steps(UpdateRule(base, read_filter("f3")), STREAM), after_filter(base), strict=True
     ):
         np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_bases_are_the_links_of_their_names():
+def test_bases_are_links_of_their_names():
     own = {
         "momentum": optax.sgd(0.05, momentum=0.9),
         "nesterov": optax.sgd(0.05, momentum=0.9, nesterov=True),
@@ -68,7 +68,7 @@ def test_bases_are_the_links_of_their_names():
             np.testing.assert_allclose(out, expected, rtol=2e-4, atol=1e-5)
 
 
-def test_a_cosine_schedule_rises_and_then_falls():
+def test_cosine_schedule_rises_and_then_falls():
     rule = UpdateRule("sgd", schedule="cosine", rounds=40)
     sizes = -np.array([float(out[0]) for out in steps(rule, [jnp.ones(1)] * 40, step_size=2.0)])
     t = np.arange(2, 40)
@@ -77,14 +77,14 @@ def test_a_cosine_schedule_rises_and_then_falls():
     assert sizes[-1] > 0
 
 
-def test_a_cosine_is_over_the_rounds_of_the_run():
+def test_cosine_is_over_rounds_of_run():
     rule = UpdateRule("sgd", schedule="cosine", rounds=40)
     assert make_config(optimizer=rule.chain(1.0), rounds=40).rounds == 40
     with pytest.raises(ValueError, match="rounds is 40 of a cosine schedule in a run of 41"):
         make_config(optimizer=rule.chain(1.0), rounds=41)
 
 
-def test_what_needs_the_noise_asks_for_it():
+def test_what_needs_noise_asks_for_it():
     for base in BASES:
         for filter in ("none", "f1", "adaptive", "wiener"):
             if filter in ("adaptive", "wiener") and base in ("adam", "galore"):
@@ -95,7 +95,7 @@ def test_what_needs_the_noise_asks_for_it():
     assert np.abs(loud).max() > 1.2 * np.abs(quiet).max()
 
 
-def test_a_wiener_filter_takes_the_plan_s_noise_variance():
+def test_wiener_filter_takes_plan_s_noise_variance():
     link = wiener(0.3, unit=True)
     state = link.init(STREAM[0])
     for gradient, out in zip(STREAM, steps(UpdateRule(filter="wiener"), STREAM, 0.3), strict=True):

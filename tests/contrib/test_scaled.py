@@ -52,7 +52,7 @@ def states(name, rounds=12):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_decoding_returns_the_encoded_value_and_stated_noise(name):
+def test_decoding_returns_encoded_value_and_stated_noise(name):
     part = CASES[name]
     state = states(name)[0]
     projection = part.projection(state)
@@ -67,7 +67,7 @@ def test_decoding_returns_the_encoded_value_and_stated_noise(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_gradient_moves_a_scaled_sum_by_the_clip_norm(name):
+def test_one_gradient_moves_scaled_sum_by_clip_norm(name):
     part = CASES[name]
     clip = clipping.per_agent(C)
     rng = np.random.default_rng(1)
@@ -101,7 +101,7 @@ def test_scales_of_gradients_are_refused():
 
 
 @pytest.mark.slow
-def test_a_run_learns_its_clip_norm_at_the_same_loss():
+def test_run_learns_its_clip_norm_at_same_loss():
     """From a hundred times too large, where noise is all there is; the guarantee is the plan's."""
     rule = Quantile(clip_norm=C, first=50.0, rate=0.5, share=0.5)
     problem = make_problem(N)

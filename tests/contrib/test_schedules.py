@@ -16,7 +16,7 @@ STEPS = np.exp(RNG.uniform(-4, 0, 12))
 WEIGHTS = np.exp(RNG.uniform(-3, 3, 12))
 
 
-def test_best_scales_are_those_of_a_convex_solver():
+def test_best_scales_are_those_of_convex_solver():
     cvxpy = pytest.importorskip("cvxpy")
     nu = cvxpy.Variable(11, pos=True)
     noise = cvxpy.sum(cvxpy.multiply(2 * WEIGHTS[1:], cvxpy.square(nu)))
@@ -37,7 +37,7 @@ def test_best_scales_are_those_of_a_convex_solver():
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-def test_the_best_scales_spend_the_budget(noise):
+def test_best_scales_spend_budget(noise):
     measure = pure.epsilon if noise == "laplace" else pure.mu_of_steps
     factor = 2.0 if noise == "laplace" else 1.0
     best = schedules.best_scales(STEPS, WEIGHTS, 0.7, 1.5, noise)
@@ -59,7 +59,7 @@ def test_the_best_scales_spend_the_budget(noise):
         assert factor * WEIGHTS @ other**2 >= cost * (1 - 1e-9)
 
 
-def test_rounds_without_a_step_need_no_noise():
+def test_rounds_without_step_need_no_noise():
     steps = np.array([0.5, 0.0, 0.25, 0.0], np.float64)
     result = schedules.best_scales(steps, np.ones(4), 1.0, 1.0)
     assert (result[[0, 2]] == 0).all() and (result[[1, 3]] > 0).all()
@@ -78,7 +78,7 @@ PROBLEM = W, DATA.hessians, DATA.linear
 @pytest.mark.slow
 @pytest.mark.parametrize("gaussian", [False, True])
 @pytest.mark.parametrize("shape", ["smooth", "pulses"])
-def test_what_descends_is_the_exact_error_with_the_best_noise(shape, gaussian):
+def test_what_descends_is_exact_error_with_best_noise(shape, gaussian):
     if shape == "smooth":
         start = schedules._smooth(T, 5, 1e-3, 0.9, 50.0, 7)
     else:
@@ -105,7 +105,7 @@ def test_what_descends_is_the_exact_error_with_the_best_noise(shape, gaussian):
             assert float(slope[j]) == pytest.approx((up - down) / 2e-5, abs=1e-5)
 
 
-def test_pulses_solve_the_problem_between_averages():
+def test_pulses_solve_problem_between_averages():
     """As many as eigenvalues: without noise nothing is left but what averaging leaves."""
     start = schedules._pulses(60, 2, DATA.hessians.mean(axis=0), 1.0, 2)
     steps, beta = start.steps(start.point)
@@ -117,7 +117,7 @@ def test_pulses_solve_the_problem_between_averages():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-def test_the_optimum_beats_geometric_schedules(noise):
+def test_optimum_beats_geometric_schedules(noise):
     best = schedules.optimal(
         *PROBLEM, 1.0, 1.0, T, noise=noise, pulses=(1, 2), knots=6, probes=None, iterations=60
     )
@@ -155,7 +155,7 @@ def test_no_shape_is_worse_than_where_it_began():
 
 
 @pytest.mark.slow
-def test_errors_on_the_fusion_problem_at_epsilon_one():
+def test_errors_on_fusion_problem_at_epsilon_one():
     """100 agents: the printed parameters, two pulses; runs agree."""
     data = fusion.make(100, seed=2)
     problem = (
@@ -176,7 +176,7 @@ def test_errors_on_the_fusion_problem_at_epsilon_one():
     assert abs(paths.mean() - best.error.total) < 4 * paths.std() / 20
 
 
-def test_a_start_that_diverges_is_refused():
+def test_start_that_diverges_is_refused():
     with pytest.raises(ValueError, match="gamma"):
         schedules.optimal(*PROBLEM, 1.0, 1.0, 200, gamma=1e3, shape="smooth")
 
@@ -192,7 +192,7 @@ def test_a_start_that_diverges_is_refused():
         ([1e200, 1.0, 1e-200, 1.0], [1.0, 1.0, 5.0, 1e-100], 1.0, 1.0),
     ],
 )
-def test_best_scales_of_far_apart_numbers_spend_the_budget(steps, weights, budget, gap, noise):
+def test_best_scales_of_far_apart_numbers_spend_budget(steps, weights, budget, gap, noise):
     result = schedules.best_scales(steps, weights, budget, gap, noise)
     assert np.isfinite(result).all() and (result[1:] > 1e-300).all()
     spent = (pure.epsilon if noise == "laplace" else pure.mu_of_steps)(steps, result, gap)

@@ -46,7 +46,7 @@ def test_lemma_3_1_by_draws():
     assert not holds(sketching.mean_square_error(v, k), frame, other)
 
 
-def test_the_printed_noise_is_enough_below_one_and_not_above():
+def test_printed_noise_is_enough_below_one_and_not_above():
     for epsilon in (0.01, 0.5, 0.99):
         for delta in (1e-7, 1e-5, 1e-3):
             noise = sketching.printed_deviation(epsilon, delta, 2.0)
@@ -64,7 +64,7 @@ LONG = [pytest.param(*size, marks=pytest.mark.slow) for size in ((16, 0.98), (40
 
 
 @pytest.mark.parametrize(("k", "forgetting"), [(16, 0.9), *LONG])
-def test_noise_alone_reaches_the_floor(k, forgetting):
+def test_noise_alone_reaches_floor(k, forgetting):
     rng = np.random.default_rng(1)
     count = int(20 / (1 - forgetting))
     v = 0.25
@@ -117,7 +117,7 @@ def average(values):
 
 
 @pytest.mark.parametrize(("k", "rounds"), [(4, 9), (4, 3), (3, 2), (1, 8)])
-def test_frames_that_tile_the_space_find_what_can_be_found(k, rounds):
+def test_frames_that_tile_space_find_what_can_be_found(k, rounds):
     d = 12
     v = 0.3
     energy = 4.0
@@ -168,7 +168,7 @@ def test_no_rule_finds_more_and_frames_hold_k_over_d_beside_it():
     assert shares[1] == pytest.approx(limit, abs=0.02) and max(shares[0], shares[2]) < shares[1]
 
 
-def test_the_mean_of_decoded_sketches_finds_nearly_as_much():
+def test_mean_of_decoded_sketches_finds_nearly_as_much():
     d = 40
     k = 5
     v = 0.05

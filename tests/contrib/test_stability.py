@@ -33,7 +33,7 @@ def radius(w, hessians, alpha, beta):
 
 @pytest.mark.parametrize("w", [RING, RANDOM], ids=["ring", "random"])
 @pytest.mark.parametrize(("h", "alpha"), [(1.0, 0.1), (3.0, 0.2), (0.5, 1.0)])
-def test_the_border_is_where_the_radius_is_one(w, h, alpha):
+def test_border_is_where_radius_is_one(w, h, alpha):
     gaps = 1 - np.linalg.eigvalsh(w)[:-1]
     border = float((margins(w, h, alpha, 0.0)[:-1] / (alpha * gaps)).min())
     hessians = h * np.ones((len(w), 1, 1))
@@ -44,13 +44,13 @@ def test_the_border_is_where_the_radius_is_one(w, h, alpha):
     assert radius(w, hessians, alpha, border) == pytest.approx(1, abs=1e-6)
 
 
-def test_steps_too_long_for_the_curvature_have_no_stable_gain():
+def test_steps_too_long_for_curvature_have_no_stable_gain():
     assert margins(RING, 1.0, 2.5, 0.0).min() <= 0
     for gain in (0.01, 0.4, 2.0):
         assert radius(RING, np.ones((7, 1, 1)), 2.5, gain) > 1
 
 
-def test_the_papers_condition_is_neither_necessary_nor_sufficient():
+def test_papers_condition_is_neither_necessary_nor_sufficient():
     """Gamma beta <= 1: above it a run may settle, below it one may not."""
     complete = np.full((6, 6), 1 / 6)
     ones = np.ones((6, 1, 1))
@@ -133,7 +133,7 @@ def least_of_all(w, hessians, gain):
 
 
 @pytest.mark.slow
-def test_unequal_hessians_take_their_weight_in_the_mode():
+def test_unequal_hessians_take_their_weight_in_mode():
     """The formula at the least and largest Hessian encloses the border; a matrix tells it."""
     ends = np.linalg.eigvalsh(COSTS.hessians)
     for gain, expected in ((LONG, {3}), (SHORT, set())):

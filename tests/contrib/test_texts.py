@@ -35,7 +35,7 @@ def put(folder: Path, **contents: str) -> Path:
 HEAD = "sentence\tlabel\n"
 
 
-def test_one_text_a_record(tmp_path: Path) -> None:
+def test_one_text_record(tmp_path: Path) -> None:
     put(tmp_path, train=HEAD + 'a "fine film \t1\n no\t0\nso-so\t1\n', dev=HEAD + "é\t0\n")
     data = texts.read_task("sst2", Letters(), 12, folder=tmp_path)
     assert spelt(data.x_train) == ['a "fine film', "no", "so-so"]
@@ -54,7 +54,7 @@ def test_pairs_other_columns_and_named_classes(tmp_path: Path) -> None:
     assert data.y_test is not None and data.y_test.tolist() == [2]
 
 
-def test_compressed_files_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compressed_files_in_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "folder", lambda: tmp_path)
     (tmp_path / "sst2").mkdir()
     for name in ("train", "dev"):
@@ -95,7 +95,7 @@ def test_missing_files_and_other_tasks_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_sentiment_treebank(data_folder: Path) -> None:
+def test_sentiment_treebank(data_folder: Path) -> None:
     pytest.importorskip("tokenizers")
     if not (data_folder / "sst2").is_dir() or not (data_folder / "bpe").is_dir():
         pytest.skip("sst2 and bpe are not in the data cache")

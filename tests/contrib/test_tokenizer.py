@@ -65,7 +65,7 @@ def byte(character):
     return 4 + ord(character)
 
 
-def test_tokens_are_those_of_the_merges_by_hand(small):
+def test_tokens_are_those_of_merges_by_hand(small):
     got = small.encode(["low lower", " low", "lo! é", ""], 8)
     assert got.dtype == np.int32
     assert got.tolist() == [
@@ -81,7 +81,7 @@ def test_long_texts_are_cut_and_keep_their_end(small):
     assert small.encode(["abcdef"], 5).tolist() == [[0, *map(byte, "abc"), 2]]
 
 
-def test_pairs_are_joined_and_the_longer_is_cut(small):
+def test_pairs_are_joined_and_longer_is_cut(small):
     got = small.encode(["ab", "abcdef", "a"], 9, seconds=["c", "xyz", "uvwxyz"])
     assert got.tolist() == [
         [0, *map(byte, "ab"), 2, 2, byte("c"), 2, 1, 1],
@@ -134,14 +134,14 @@ def reference(text, ranks, vocabulary):
     return tokens
 
 
-def test_the_public_files_give_roberta_s_documented_tokens(public):
+def test_public_files_give_roberta_s_documented_tokens(public):
     """As its authors and Hugging Face print them."""
     assert len(public.vocabulary) == 50257 and max(public.vocabulary.values()) == 50260
     rows = public.encode(["Hello world", " Hello world", "Hello world!"], 5)
     assert rows.tolist() == [[0, 31414, 232, 2, 1], [0, 20920, 232, 2, 1], [0, 31414, 232, 328, 2]]
 
 
-def test_the_public_files_against_plain_python(public):
+def test_public_files_against_plain_python(public):
     ranks = {pair: index for index, pair in enumerate(public.merges)}
     texts = [
         "hide new secretions from the parental units ",
@@ -155,7 +155,7 @@ def test_the_public_files_against_plain_python(public):
         assert public.decode(row) == text
 
 
-def test_both_layouts_of_files_give_the_same(files, small, tmp_path):
+def test_both_layouts_of_files_give_same(files, small, tmp_path):
     """GPT-2's files and RoBERTa's list of its numbers, compressed or not."""
     order = np.random.default_rng(0).permutation(262)
     by_place = {number: token for token, number in small.vocabulary.items()}

@@ -32,7 +32,7 @@ def made(**changes):
 
 
 @pytest.mark.slow
-def test_a_trace_is_the_run_of_its_seeds():
+def test_trace_is_run_of_its_seeds():
     single = made()
     task = make_problem(N)
     models = trace(single, task, seeds=(3, 8), read=after)
@@ -53,7 +53,7 @@ def test_noise_is_what_lies_between_private_and_noisy_payloads():
 
 
 @pytest.mark.slow
-def test_replayed_gradients_move_by_twice_the_clip_norm():
+def test_replayed_gradients_move_by_twice_clip_norm():
     first = made(clip_norm=0.1)
     task = make_problem(N)
     y = np.array(task.y)
@@ -113,7 +113,7 @@ def test_agents_may_start_apart_in_any_method():
 
 
 @pytest.mark.skipif(not jax.config.jax_enable_x64, reason="needs float64 (JAX_ENABLE_X64=1)")
-def test_averages_keep_the_mean_of_float64_models():
+def test_averages_keep_mean_of_float64_models():
     task = fusion.problem(fusion.make(N, seed=0), dtype="float64")
     config = make_config(
         rounds=40, design="non_private", step_size=1e-30, clip_norm=1e-9, batch_size=1

@@ -54,7 +54,7 @@ def dense_kalman(noisy, rho, power, noise):
 
 
 @pytest.mark.x64
-def test_it_is_the_kalman_filter_and_the_projection_on_the_past():
+def test_it_is_kalman_filter_and_projection_on_past():
     _, noisy = drifting(12, 6)
     tree = {"w": noisy[:, :4].reshape(12, 2, 2), "b": (noisy[:, 4:],)}
     got, _ = stream(wiener(NOISE, **KNOWN), tree)
@@ -68,7 +68,7 @@ def test_it_is_the_kalman_filter_and_the_projection_on_the_past():
 
 
 @pytest.mark.parametrize("rho, power, noise", [(0.9, 1.0, 3.0), (0.99, 0.1, 10.0), (0.5, 2.0, 0.1)])
-def test_the_gain_settles_where_riccatis_equation_does(rho, power, noise):
+def test_gain_settles_where_riccatis_equation_does(rho, power, noise):
     ahead = scipy.linalg.solve_discrete_are([[rho]], [[1.0]], [[power * (1 - rho**2)]], [[noise]])
     expected = (ahead / (ahead + noise)).item()
     values = np.zeros((400, 1), np.float32)
@@ -76,7 +76,7 @@ def test_the_gain_settles_where_riccatis_equation_does(rho, power, noise):
     assert float(state.error) == pytest.approx(expected * noise, rel=1e-3)
 
 
-def test_what_it_learns_is_what_made_the_gradients():
+def test_what_it_learns_is_what_made_gradients():
     _, noisy = drifting(300, 5_000)
     _, state = stream(wiener(NOISE, decay=1.0), noisy)
     assert float(state.moments[0]) == pytest.approx(POWER, rel=0.05)
@@ -87,7 +87,7 @@ def test_what_it_learns_is_what_made_the_gradients():
     assert float(broken.moments[1] / broken.moments[0]) < 0.3 * RHO
 
 
-def test_noise_that_comes_back_is_taken_off_the_product():
+def test_noise_that_comes_back_is_taken_off_product():
     rng = np.random.default_rng(1)
     gradient, _ = drifting(300, 5_000)
     fresh = rng.normal(size=(301, 5_000))
@@ -116,7 +116,7 @@ def test_on_its_own_model_no_published_filter_is_as_near():
 
 
 @pytest.mark.slow
-def test_what_sampling_draws_anew_is_told_from_the_drift():
+def test_what_sampling_draws_anew_is_told_from_drift():
     gradient, noisy = drifting(400, 5_000, rho=0.995, power=0.2, noise=0.4 + NOISE)
     plain, fresh = (
         mean_square(wiener(NOISE, decay=1.0, fresh=f), gradient, noisy) for f in (False, True)
@@ -129,7 +129,7 @@ def test_what_sampling_draws_anew_is_told_from_the_drift():
     assert fresh < 0.6 * others and fresh < 0.6 * plain
 
 
-def test_a_constant_gradient_passes_as_it_is_if_asked():
+def test_constant_gradient_passes_as_it_is_if_asked():
     values = np.full((20, 2), 3.0, np.float32)
     shrunk, _ = stream(wiener(50.0, correlation=0.9, power=1.0, fresh=False), values)
     complete, _ = stream(wiener(50.0, correlation=0.9, power=1.0, fresh=False, unit=True), values)
@@ -161,7 +161,7 @@ def test_it_keeps_two_models_or_three_and_chains_under_vmap():
 
 
 @pytest.mark.parametrize("width", [1, 3, 7])
-def test_a_filter_of_every_round_is_its_matrix(width):
+def test_filter_of_every_round_is_its_matrix(width):
     rng = np.random.default_rng(2)
     matrix = np.tril(rng.normal(size=(8, 8))) - np.tril(rng.normal(size=(8, 8)), -width - 1)
     matrix = np.tril(np.triu(matrix, -width))
@@ -172,7 +172,7 @@ def test_a_filter_of_every_round_is_its_matrix(width):
     assert sum(leaf.size for leaf in jax.tree.leaves(state.past)) == width * 7
 
 
-def test_a_diagonal_filter_keeps_nothing():
+def test_diagonal_filter_keeps_nothing():
     got, state = stream(filtered.by_matrix(np.diag([1.0, 2.0, 3.0])), np.ones((4, 2), np.float32))
     np.testing.assert_array_equal(np.asarray(got)[:, 0], [1, 2, 3, 3])
     assert jax.tree.leaves(state.past)[0].size == 0
@@ -194,6 +194,6 @@ def test_bad_input_is_named():
         filtered.by_matrix(np.ones((2, 2)))
 
 
-def test_a_filter_of_nothing_gives_nothing():
+def test_filter_of_nothing_gives_nothing():
     got, _ = stream(filtered.by_matrix(np.zeros((3, 3))), np.ones((4, 2), np.float32))
     np.testing.assert_array_equal(np.asarray(got), np.zeros((4, 2)))

@@ -29,7 +29,7 @@ def uniformity(rows: np.ndarray, count: int) -> float:
 
 
 @pytest.mark.parametrize("size", [1, 7])
-def test_records_of_a_batch_are_distinct_and_in_range(size: int) -> None:
+def test_records_of_batch_are_distinct_and_in_range(size: int) -> None:
     rows = draws(COUNTS, size, 200)
     assert rows.shape == (200, 4, size) and rows.dtype == np.int32
     assert distinct(rows)
@@ -43,7 +43,7 @@ def test_every_record_is_equally_likely(size: int) -> None:
         assert uniformity(rows[:, agent], count) > 1e-3
 
 
-def test_the_uniformity_test_catches_a_draw_without_its_shift() -> None:
+def test_uniformity_test_catches_draw_without_its_shift() -> None:
     # Strata of unequal size: 9 records in 4 strata are 2, 2, 2, 3, the last ones less likely.
     rng = np.random.default_rng(0)
     low = np.arange(4) * 9 // 4
@@ -51,11 +51,11 @@ def test_the_uniformity_test_catches_a_draw_without_its_shift() -> None:
     assert uniformity(rng.integers(low, high, (4000, 4)), 9) < 1e-6
 
 
-def test_the_distinctness_test_catches_independent_draws() -> None:
+def test_distinctness_test_catches_independent_draws() -> None:
     assert not distinct(np.random.default_rng(0).integers(0, 9, (50, 4)))
 
 
-def test_a_whole_batch_is_every_record() -> None:
+def test_whole_batch_is_every_record() -> None:
     rows = draws(np.array([6]), 6, 20)
     assert (np.sort(rows, axis=-1) == np.arange(6)).all()
 
@@ -79,7 +79,7 @@ def test_strata_of_large_counts_do_not_overflow() -> None:
     assert rows.max() > 2**29
 
 
-def test_check_names_the_agent_with_too_few_records() -> None:
+def test_check_names_agent_with_too_few_records() -> None:
     batches.check_batch_size(COUNTS, 8)
     with pytest.raises(ValueError, match="batch_size is 9, but agent 0 has 8 records"):
         batches.check_batch_size(COUNTS, 9)
@@ -98,7 +98,7 @@ def taking_part(counts: np.ndarray, size: int, separation: int, rounds: int) -> 
 
 
 @pytest.mark.parametrize("counts", [[12, 12], [9, 14, 1, 20]])
-def test_cyclic_batches_hold_every_record_once_a_cycle(counts: list[int]) -> None:
+def test_cyclic_batches_hold_every_record_once_cycle(counts: list[int]) -> None:
     separation = 4
     epochs = 3
     size = -(-max(counts) // separation)

@@ -75,7 +75,7 @@ def records(x, y):
     return sorted((int(label), image.tobytes()) for image, label in zip(x, y, strict=True))
 
 
-def test_a_missing_set_is_made_by_its_builder_and_kept(
+def test_missing_set_is_made_by_its_builder_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known(monkeypatch)
@@ -119,7 +119,7 @@ class Letters:
         return np.array(rows, np.int32)
 
 
-def test_texts_are_made_by_a_builder_and_kept(
+def test_texts_are_made_by_builder_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "_BUILDER", "tiny_texts")

@@ -63,7 +63,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.join()
 
 
-def test_the_folder_is_the_named_one_then_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_named_one_then_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPJAX_DATA", "~/mine")
     assert cache.folder() == Path("~/mine").expanduser()
     monkeypatch.delenv("DPJAX_DATA")
@@ -73,7 +73,7 @@ def test_the_folder_is_the_named_one_then_the_user_s(monkeypatch: pytest.MonkeyP
     assert cache.folder() == Path.home() / ".cache" / "dpjax"
 
 
-def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
+def test_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     assert cache.fetch(server.url, path, sha256=SHA256) == path
     assert cache.fetch(server.url, path, sha256=SHA256) == path
@@ -88,7 +88,7 @@ def test_another_file_leaves_nothing(server: Server, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_second_address_serves(server: Server, tmp_path: Path) -> None:
+def test_second_address_serves(server: Server, tmp_path: Path) -> None:
     gone = "http://127.0.0.1:1/file"
     path = tmp_path / "file"
     assert cache.fetch([gone, server.url], path, sha256=SHA256).read_bytes() == BODY
@@ -108,7 +108,7 @@ def test_no_network_and_no_file_are_named(server: Server, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lock_lets_one_in(tmp_path: Path) -> None:
+def test_lock_lets_one_in(tmp_path: Path) -> None:
     order = []
     path = tmp_path / "file"
 
@@ -135,7 +135,7 @@ class Silent(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_server_that_does_not_answer_is_given_up_soon(
+def test_server_that_does_not_answer_is_given_up_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is fetched is said at once, and nothing is tried again."""
@@ -158,9 +158,7 @@ def test_a_server_that_does_not_answer_is_given_up_soon(
             running.shutdown()
 
 
-def test_an_unreachable_server_is_not_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_server_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """scikit-learn and tensorflow-datasets would try for minutes."""
 
     def no_network(*_: object, **__: object) -> None:

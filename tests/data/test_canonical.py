@@ -22,7 +22,7 @@ def without(*names: str) -> dict[str, np.ndarray]:
     return {name: array for name, array in GOOD.items() if name not in names}
 
 
-def test_a_file_is_written_and_read(tmp_path: Path) -> None:
+def test_file_is_written_and_read(tmp_path: Path) -> None:
     path = canonical.write_archive(tmp_path / "a.npz", GOOD)
     arrays, sha256 = canonical.read_archive(path)
     assert set(arrays) == set(GOOD)
@@ -45,7 +45,7 @@ def test_train_records_alone_do(tmp_path: Path) -> None:
     assert set(arrays) == {"x_train", "y_train"} and sha256 == canonical.record_digest(x, y)
 
 
-def test_the_digest_is_of_the_smallest_exact_type() -> None:
+def test_digest_is_of_smallest_exact_type() -> None:
     x = np.array([[0.0, 1.0], [1.0, 0.0]], np.float32)
     y = np.array([-1, 1], np.int32)
     want = hashlib.sha256(bytes([0, 1, 1, 0]) + np.array([-1, 1], np.int8).tobytes()).hexdigest()
@@ -91,7 +91,7 @@ def test_unfit_arrays_are_named_and_never_written(
 
 
 @pytest.mark.parametrize("selection", [0, 10, 0.5, 0.99])
-def test_a_truncated_file_is_named(tmp_path: Path, selection: float) -> None:
+def test_truncated_file_is_named(tmp_path: Path, selection: float) -> None:
     path = canonical.write_archive(tmp_path / "a.npz", GOOD)
     content = path.read_bytes()
     path.write_bytes(content[: int(selection if selection > 1 else selection * len(content))])
@@ -122,7 +122,7 @@ def test_no_archive_is_named(tmp_path: Path) -> None:
         canonical.read_archive(tmp_path / "none.npz")
 
 
-def test_other_records_than_the_known_ones_are_refused(tmp_path: Path) -> None:
+def test_other_records_than_known_ones_are_refused(tmp_path: Path) -> None:
     path = canonical.write_archive(tmp_path / "a.npz", GOOD)
     train = canonical.record_digest(GOOD["x_train"], GOOD["y_train"])
     test = canonical.record_digest(GOOD["x_test"], GOOD["y_test"])

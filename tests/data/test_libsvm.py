@@ -11,7 +11,7 @@ TEXT = "-1 1:0.5 3:2 # first\n\n+1 qid:4 2:-1e-3\n1\n"
 X = np.array([[0.5, 0, 2], [0, -1e-3, 0], [0, 0, 0]], np.float32)
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
+def test_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_text(TEXT)
     x, y = load.libsvm(path, None)
@@ -41,14 +41,14 @@ def test_labels_that_are_no_whole_numbers_stay_fractions(tmp_path: Path) -> None
         ("1 1.5:2\n", "cannot be read .*1.5"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_file_is_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "data"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         load.libsvm(path, None)
 
 
-def test_an_index_above_the_features_is_named(tmp_path: Path) -> None:
+def test_index_above_features_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_text("1 1:1\n1 4:1\n")
     with pytest.raises(ValueError, match="n_features was set to 3, but input file contains 4"):

@@ -40,7 +40,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     return served
 
 
-def test_a_missing_set_is_fetched_checked_and_kept(tiny: dict[str, str], tmp_path: Path) -> None:
+def test_missing_set_is_fetched_checked_and_kept(tiny: dict[str, str], tmp_path: Path) -> None:
     data = load.load("tiny", cache=tmp_path)
     assert data.x_train.shape == (3, 3) and data.x_train.dtype == np.float32
     assert data.y_train.tolist() == [-1, 1, -1] and data.y_train.dtype == np.int32
@@ -52,7 +52,7 @@ def test_a_missing_set_is_fetched_checked_and_kept(tiny: dict[str, str], tmp_pat
     assert again.sha256 == data.sha256 and np.array_equal(again.x_train, data.x_train)
 
 
-def test_the_second_address_serves(tiny: dict[str, str], tmp_path: Path) -> None:
+def test_second_address_serves(tiny: dict[str, str], tmp_path: Path) -> None:
     tiny["https://two/tiny"] = tiny.pop("https://one/tiny")
     assert len(load.load("tiny", cache=tmp_path).x_train) == 3
 
@@ -83,7 +83,7 @@ def test_no_network_says_what_to_put_where(tiny: dict[str, str], tmp_path: Path)
         ("", "give one row and one label"),
     ],
 )
-def test_a_download_of_other_records_leaves_nothing(
+def test_download_of_other_records_leaves_nothing(
     tiny: dict[str, str], tmp_path: Path, content: str, message: str
 ) -> None:
     tiny["https://one/tiny"] = content
@@ -92,7 +92,7 @@ def test_a_download_of_other_records_leaves_nothing(
     assert not (tmp_path / "tiny.npz").exists() and not (tmp_path / "tiny").exists()
 
 
-def test_a_damaged_file_names_itself_and_the_remedy(tiny: dict[str, str], tmp_path: Path) -> None:
+def test_damaged_file_names_itself_and_remedy(tiny: dict[str, str], tmp_path: Path) -> None:
     load.load("tiny", cache=tmp_path)
     path = tmp_path / "tiny.npz"
     path.write_bytes(path.read_bytes()[:100])
@@ -114,7 +114,7 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["own.csv", "tables/own.csv", "own"])
-def test_a_table_is_no_data_set_and_one_line_converts_it(
+def test_table_is_no_data_set_and_one_line_converts_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,7 @@ def test_a_table_is_no_data_set_and_one_line_converts_it(
         load.load("own", cache=tmp_path)
 
 
-def test_the_small_images_are_the_first_of_all(tmp_path: Path) -> None:
+def test_small_images_are_first_of_all(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, size=(8, 2, 2, 3), dtype=np.uint8)
     labels = np.arange(8)
@@ -155,7 +155,7 @@ def test_every_named_data_set_can_be_had() -> None:
 
 
 @pytest.mark.slow
-def test_the_small_cifar_is_cut_from_the_published_one(
+def test_small_cifar_is_cut_from_published_one(
     tmp_path: Path, real_data: Callable[[str], Path]
 ) -> None:
     (tmp_path / "cifar10.npz").symlink_to(real_data("cifar10"))
@@ -163,7 +163,7 @@ def test_the_small_cifar_is_cut_from_the_published_one(
     assert load.load("cifar10_small", cache=tmp_path, download=False).sha256 == stored.sha256
 
 
-def test_a_user_s_file_is_named_by_its_stem(tmp_path: Path) -> None:
+def test_user_s_file_is_named_by_its_stem(tmp_path: Path) -> None:
     canonical.write_archive(tmp_path / "own.npz", {"x": np.ones((2, 1)), "y": np.array([0, 1])})
     data = load.load("own", cache=tmp_path)
     assert data.name == "own" and data.x_test is None and data.y_test is None
@@ -171,7 +171,7 @@ def test_a_user_s_file_is_named_by_its_stem(tmp_path: Path) -> None:
         load.load("other", cache=tmp_path)
 
 
-def test_an_array_of_python_objects_is_named_with_its_remedy(tmp_path: Path) -> None:
+def test_array_of_python_objects_is_named_with_its_remedy(tmp_path: Path) -> None:
     owners = np.array(["North", "South"], dtype=object)
     np.savez(tmp_path / "own.npz", x=np.ones((2, 1)), y=np.array([0, 1]), owner=owners)
     match = r"array owner holds Python objects; save texts by astype\(str\)"
@@ -180,7 +180,7 @@ def test_an_array_of_python_objects_is_named_with_its_remedy(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["a9a", "w8a"])
-def test_the_real_sets(real_data: GET, name: str) -> None:
+def test_real_sets(real_data: GET, name: str) -> None:
     folder = real_data(name).parent
     data = load.load(name, cache=folder, download=False)
     shape = {"a9a": (32561, 123), "w8a": (49749, 300)}[name]
@@ -199,7 +199,7 @@ def test_the_real_sets(real_data: GET, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "features", "labels"), [("breast_cancer", 30, [-1, 1]), ("digits", 64, range(10))]
 )
-def test_the_bundled_sets(name: str, features: int, labels: list[int], tmp_path: Path) -> None:
+def test_bundled_sets(name: str, features: int, labels: list[int], tmp_path: Path) -> None:
     data = load.load(name, cache=tmp_path, download=False)
     again = load.load(name, cache=tmp_path)
     assert data.sha256 == again.sha256 and np.array_equal(data.x_train, again.x_train)
@@ -225,7 +225,7 @@ def test_breast_cancer_is_minus_one_where_malignant() -> None:
     assert (labels == -1).sum() == 212 and (labels == 1).sum() == 357
 
 
-def test_a_constant_feature_is_centred_only() -> None:
+def test_constant_feature_is_centred_only() -> None:
     train, test = split.standardise(np.array([[3.0, 0], [3, 2]]), np.array([[4.0, 1]]))
     np.testing.assert_allclose(train, [[0, -1], [0, 1]])
     np.testing.assert_allclose(test, [[1, 0]])

@@ -11,7 +11,7 @@ from dpjax.data import cache
 from dpjax.topology import graphs
 
 
-def test_the_largest_component_keeps_its_order() -> None:
+def test_largest_component_keeps_its_order() -> None:
     text = "9 8\n1 2\n2 1\n3 1\n8 9\n2 3\n"
     assert cache._largest_component(text) == "1 2\n3 1\n2 3\n"
 
@@ -39,7 +39,7 @@ def test_no_network_says_what_to_put_where(monkeypatch: pytest.MonkeyPatch, tmp_
         cache.fetch_facebook_ego()
 
 
-def test_topology_finds_the_file(
+def test_topology_finds_file(
     real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shutil.copy(real_data("facebook_ego"), tmp_path / f"{cache.EGO}.edgelist")

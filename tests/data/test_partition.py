@@ -37,7 +37,7 @@ def test_iid_deals_every_record_once_in_even_shares(total: int, n: int, seed: in
 
 
 @hypothesis.given(st.lists(st.integers(1, 20), min_size=1, max_size=12), seeds)
-def test_by_size_deals_the_given_shares(sizes: list[int], seed: int) -> None:
+def test_by_size_deals_given_shares(sizes: list[int], seed: int) -> None:
     result = partition.by_size(sum(sizes), sizes, seed)
     assert exact(result, sum(sizes)) and result.counts.tolist() == sizes
     with pytest.raises(ValueError, match="make them sum to that"):
@@ -59,7 +59,7 @@ def test_dirichlet_deals_every_record_once(
 
 
 @pytest.mark.mutant
-def test_a_partition_that_loses_or_doubles_a_record_is_caught() -> None:
+def test_partition_that_loses_or_doubles_record_is_caught() -> None:
     shards = partition.iid(20, 4, 0)
     lost = shards._replace(counts=shards.counts - np.array([1, 0, 0, 0], np.int32))
     doubled = shards._replace(indices=np.where(shards.indices == 3, 4, shards.indices))
@@ -67,7 +67,7 @@ def test_a_partition_that_loses_or_doubles_a_record_is_caught() -> None:
     assert not exact(lost, 20) and not exact(doubled, 20)
 
 
-def test_a_small_alpha_makes_agents_differ() -> None:
+def test_small_alpha_makes_agents_differ() -> None:
     labels = np.repeat([-1, 1], 2000)
 
     def spread(alpha: float) -> float:
@@ -89,17 +89,17 @@ def test_minimum_is_kept_or_refused() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, np.nan, np.inf])
-def test_a_bad_alpha_is_refused(alpha: float) -> None:
+def test_bad_alpha_is_refused(alpha: float) -> None:
     with pytest.raises(ValueError, match="alpha is"):
         partition.dirichlet(np.zeros(10, int), 2, alpha, 0)
 
 
-def test_the_seed_decides() -> None:
+def test_seed_decides() -> None:
     first, again, other = (partition.iid(50, 3, seed).indices for seed in (1, 1, 2))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
-def test_owners_keep_their_records_in_the_order_of_the_labels() -> None:
+def test_owners_keep_their_records_in_order_of_labels() -> None:
     owners = ["North", "St Mary", "North", "East", "North"]
     shards = partition.by_owner(owners, ("St Mary", "North", "East"))
     np.testing.assert_array_equal(shards.counts, [1, 3, 1])
@@ -114,7 +114,7 @@ def test_owners_keep_their_records_in_the_order_of_the_labels() -> None:
             partition.by_owner(arguments, labels)
 
 
-def test_a_process_owns_the_records_of_consecutive_agents(monkeypatch):
+def test_process_owns_records_of_consecutive_agents(monkeypatch):
     shards = partition.by_size(20, [3, 1, 7, 2, 5, 2], 0)
     devices = [SimpleNamespace(process_index=i) for i in (0, 0, 1, 1, 1, 2)]
     monkeypatch.setattr(jax, "devices", lambda: devices)

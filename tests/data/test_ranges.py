@@ -57,13 +57,13 @@ def problem_with(loss="cross_entropy", **changes):
         ),
     ],
 )
-def test_of_a_problem(loss, changes, message):
+def test_of_problem(loss, changes, message):
     problem_with("logistic")
     with pytest.raises(ValueError, match=message):
         problem_with(loss, **changes)
 
 
-def test_of_a_problem_of_ones_own():
+def test_of_problem_of_ones_own():
     task = problem_with("logistic")
     for name, array in (("x", np.full((8, 3), 1e39)), ("y", np.arange(8) + 2**31)):
         with pytest.raises(ValueError, match=f"{name} reaches"):

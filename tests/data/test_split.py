@@ -7,7 +7,7 @@ import pytest
 from dpjax.data import load, split
 
 
-def test_both_parts_are_the_whole() -> None:
+def test_both_parts_are_whole() -> None:
     x = np.arange(20.0).reshape(10, 2)
     y = np.arange(10)
     (x1, y1), (x2, y2) = split.split(x, y, 0.3, 0)

@@ -50,7 +50,7 @@ SAMPLES = [(of_client, variance) for variance in lattice.VARIANCES] + [
 
 @pytest.mark.gate(4)
 @pytest.mark.parametrize(("sample", "variance"), SAMPLES)
-def test_their_law_is_the_exact_one(sample, variance) -> None:
+def test_their_law_is_exact_one(sample, variance) -> None:
     values = sample(variance).ravel()
     assert lattice.fit(values, variance) > 1e-3
     # The same test refuses a variance that is wrong by 5 %, and tails that end.
@@ -89,14 +89,14 @@ def test_both_samplers_have_one_law() -> None:
 
 
 @pytest.mark.parametrize("variance", [1000, 2**20, Fraction(2**20 - 1, 2**10)], ids=str)
-def test_wide_ones_are_normals_on_a_grid(variance) -> None:
+def test_wide_ones_are_normals_on_grid(variance) -> None:
     spread = np.random.default_rng(0).uniform(-0.5, 0.5, DRAWS)
     values = (of_client(variance, 3) + spread) / float(variance + Fraction(1, 12)) ** 0.5
     assert scipy.stats.kstest(values, "norm").pvalue > 1e-3
     assert 4 < np.abs(values).max() < 6.5
 
 
-def test_a_seed_draws_the_same_numbers_and_a_purpose_others() -> None:
+def test_seed_draws_same_numbers_and_purpose_others() -> None:
     first = of_client(4, count=300)
     np.testing.assert_array_equal(first, of_client(4, count=300))
     assert np.mean(first == of_client(4, seed=2, count=300)) < 0.4
@@ -118,7 +118,7 @@ def test_a_seed_draws_the_same_numbers_and_a_purpose_others() -> None:
         (2**21 - 1, 2**21, [2**32 - 2**11 - 1], True),
     ],
 )
-def test_events_that_a_word_leaves_open_wait_for_the_next(top, divisor, words, below) -> None:
+def test_events_that_word_leaves_open_wait_for_next(top, divisor, words, below) -> None:
     script = lattice.Script(words)
     result = integers._rational(script, np.array([top], np.uint64), divisor)
     assert result.tolist() == [below]
@@ -126,7 +126,7 @@ def test_events_that_a_word_leaves_open_wait_for_the_next(top, divisor, words, b
     assert not script.left
 
 
-def test_a_float_decides_the_same_events_wrongly() -> None:
+def test_float_decides_same_events_wrongly() -> None:
     words = [0x55555555, 0x55555555, 0x55555556]
     real = sum(Fraction(word, 2 ** (32 * (place + 1))) for place, word in enumerate(words))
     assert (real < Fraction(1, 3)) is False and bool(np.float64(real) < np.float64(1 / 3)) is False
@@ -183,7 +183,7 @@ def test_numbers_follow_from_their_words_as_fractions_tell(variance) -> None:
         assert in_jit(variance)[row, column] == exact
 
 
-def test_events_that_words_leave_open_wait_for_the_next() -> None:
+def test_events_that_words_leave_open_wait_for_next() -> None:
     rng = np.random.default_rng(0)
     divisors = rng.integers(1, 2**21, 2000).astype(np.uint32)
     rests = (divisors * rng.random(2000)).astype(np.uint32)
@@ -209,7 +209,7 @@ def test_events_that_words_leave_open_wait_for_the_next() -> None:
 
 
 @pytest.mark.x64
-def test_a_number_depends_on_key_row_and_column_alone() -> None:
+def test_number_depends_on_key_row_and_column_alone() -> None:
     complete = in_jit(4)
     draw = jax.jit(simulated.discrete_gaussian_rows, static_argnums=(1, 2))
     np.testing.assert_array_equal(draw(key(), (3, 33), 4), complete[:3, :33])
@@ -261,7 +261,7 @@ def test_what_cannot_be_drawn_is_refused(call, message) -> None:
         call()
 
 
-def test_a_stream_ends_before_it_repeats() -> None:
+def test_stream_ends_before_it_repeats() -> None:
     stream = integers.Stream(bytes(32))
     stream._read = 2**36
     with pytest.raises(ValueError, match="take one a round"):

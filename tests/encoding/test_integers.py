@@ -31,7 +31,7 @@ def key(seed=0):
     return jax.random.key(seed, impl="threefry2x32")
 
 
-def test_the_limit_is_the_papers_and_below_the_simple_one() -> None:
+def test_limit_is_papers_and_below_simple_one() -> None:
     c = 1.0
     gamma = 0.02
     k = 4096
@@ -47,7 +47,7 @@ def test_the_limit_is_the_papers_and_below_the_simple_one() -> None:
     assert lattice.limit(0.01, 4, 1e-9) == lattice.limit(0.01, 4, 0.0)
 
 
-def test_the_share_of_repeated_roundings_is_below_beta() -> None:
+def test_share_of_repeated_roundings_is_below_beta() -> None:
     # Two coordinates, all four roundings with their probabilities, over places and betas.
     for beta in (0.6065, 0.2, 0.75):
         for place in itertools.product((0.1, 0.5, 2.5, 3.9), repeat=2):
@@ -104,7 +104,7 @@ def test_roundings_that_are_too_long_are_drawn_anew() -> None:
 
 @pytest.mark.x64
 @pytest.mark.parametrize("size", [1, pytest.param(5, marks=pytest.mark.slow), 64])
-def test_jit_and_numpy_agree_to_the_bit(size) -> None:
+def test_jit_and_numpy_agree_to_bit(size) -> None:
     code = SumCode(size, 3.7, 0.013, 9)
     x = vectors(9, size, 3.7).astype(np.float32)
     signs = code.signs(b"seed")
@@ -121,7 +121,7 @@ def test_jit_and_numpy_agree_to_the_bit(size) -> None:
         np.testing.assert_array_equal(mine, np.asarray(traced[row]))
 
 
-def test_the_mean_is_the_vector_s() -> None:
+def test_mean_is_vector_s() -> None:
     x = vectors(1)[0]
     signs = CODE.signs(b"a")
     rows = jnp.tile(jnp.asarray(x, jnp.float32), (8000, 1))
@@ -173,7 +173,7 @@ def test_sums_do_not_wrap_and_with_fewer_bits_they_would() -> None:
     assert (np.abs(complete) >= 1 << (code.bits - 5)).any()
 
 
-def test_a_dropout_takes_its_noise_along() -> None:
+def test_dropout_takes_its_noise_along() -> None:
     pytest.importorskip("msgpack")
     from dpjax.secagg.terms import Terms
     from tests.secagg.rounds import Round
@@ -192,7 +192,7 @@ def test_a_dropout_takes_its_noise_along() -> None:
     assert 0.6 * spread < error.std() < 1.4 * spread
 
 
-def test_no_entry_is_beyond_the_largest() -> None:
+def test_no_entry_is_beyond_largest() -> None:
     code = SumCode(4, 1.0, 0.05, 3, variance=Fraction(9, 4))
     law = lattice.proposal(code.variance)
     # The farthest proposal that is kept, and the longest vector.
@@ -224,7 +224,7 @@ def test_signs_are_public_coins() -> None:
     assert abs((signs * SumCode(2**14, 1.0, 0.1, 2).signs(b"b")).mean()) < 0.04
 
 
-def test_a_rotation_spreads_what_one_coordinate_holds() -> None:
+def test_rotation_spreads_what_one_coordinate_holds() -> None:
     code = SumCode(1000, 1.0, 0.001, 2)
     x = np.zeros(1000, np.float32)
     x[7] = 1.0

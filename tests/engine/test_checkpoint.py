@@ -50,7 +50,7 @@ def test_round_trip(whole):
 
 
 @pytest.mark.parametrize("kind", ["cut", "emptied", "flipped", "deleted"])
-def test_a_damaged_file_is_named_or_does_not_matter(tmp_path, whole, kind):
+def test_damaged_file_is_named_or_does_not_matter(tmp_path, whole, kind):
     """Other models under the same noise would be another run of it."""
     numbers = random.Random(3)
     names = [path.relative_to(whole) for path in content(whole)]
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_named_or_does_not_matter(tmp_path, whole, kind):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("change", [{"rounds": 15}, {"ended": True}, {"identity": {}}])
-def test_a_state_whose_header_was_changed_is_refused(tmp_path, whole, change):
+def test_state_whose_header_was_changed_is_refused(tmp_path, whole, change):
     """Whole files, but of another round or end."""
     folder = tmp_path / "c"
     shutil.copytree(whole, folder)
@@ -116,7 +116,7 @@ def test_folders_of_others_are_refused_and_left(tmp_path, whole):
         Storage(RUN | {"seeds": "(1,)"}, Checkpoint(whole))
 
 
-def test_a_state_of_another_format_is_named_and_left(tmp_path, whole):
+def test_state_of_another_format_is_named_and_left(tmp_path, whole):
     folder = tmp_path / "c"
     shutil.copytree(whole, folder)
     text, arrays = _files.unpacked(folder / "state.npz")
@@ -128,7 +128,7 @@ def test_a_state_of_another_format_is_named_and_left(tmp_path, whole):
     assert content(folder) == before
 
 
-def test_a_full_disk_keeps_what_was_saved(tmp_path, whole):
+def test_full_disk_keeps_what_was_saved(tmp_path, whole):
     folder = tmp_path / "c"
     shutil.copytree(whole, folder)
     before = content(folder)
@@ -162,7 +162,7 @@ def test_folders_that_cannot_be_made(tmp_path):
             Storage(RUN, Checkpoint(folder))
 
 
-def test_a_new_folder_is_its_owners_alone(tmp_path):
+def test_new_folder_is_its_owners_alone(tmp_path):
     """Models of saved rounds are in it; a folder that was there keeps its mode."""
     Storage({"plans": "a"}, Checkpoint(tmp_path / "new" / "c")).close()
     assert (tmp_path / "new" / "c").stat().st_mode & 0o777 == 0o700
@@ -181,7 +181,7 @@ time.sleep(60)
 """
 
 
-def test_a_folder_is_locked_over_processes_until_a_kill(tmp_path, whole):
+def test_folder_is_locked_over_processes_until_kill(tmp_path, whole):
     folder = tmp_path / "c"
     shutil.copytree(whole, folder)
     before = content(folder)
@@ -225,7 +225,7 @@ store.close()
 """
 
 
-def test_a_full_disk_is_one_error_and_loses_nothing(tmp_path):
+def test_full_disk_is_one_error_and_loses_nothing(tmp_path):
     """The checkpoint before stays, and the next one can be written."""
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path / "new")], capture_output=True, text=True

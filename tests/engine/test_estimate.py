@@ -64,7 +64,7 @@ def purposes(monkeypatch, call):
 
 
 @pytest.mark.mutant
-def test_an_estimate_spends_nothing_and_changes_no_bit(network, small, tmp_path, monkeypatch):
+def test_estimate_spends_nothing_and_changes_no_bit(network, small, tmp_path, monkeypatch):
     results = [plan.make(make_config(design=name), network) for name in ("whisper", "independent")]
     before = dp.run(results, small, seeds=[0, 3], eval_every=6)
     spent = purposes(monkeypatch, lambda: dp.estimate(results, small, seeds=[0, 3], eval_every=6))
@@ -83,7 +83,7 @@ def test_an_estimate_spends_nothing_and_changes_no_bit(network, small, tmp_path,
 
 
 @pytest.mark.parametrize(("plans", "seeds"), [(1, 2), (2, 1)])
-def test_a_release_of_two_runs_is_refused_as_by_the_run(network, small, tmp_path, plans, seeds):
+def test_release_of_two_runs_is_refused_as_by_run(network, small, tmp_path, plans, seeds):
     result = [plan.make(make_config(release=True, rounds=2), network)] * plans
     message = rf"^a release came with {plans} plans and {seeds} seeds, .* one plan with one seed$"
     with pytest.raises(ValueError, match=message):
@@ -94,7 +94,7 @@ def test_a_release_of_two_runs_is_refused_as_by_the_run(network, small, tmp_path
 
 
 @pytest.mark.slow
-def test_noise_over_rounds_is_timed_and_a_last_chunk_compiled(network, small):
+def test_noise_over_rounds_is_timed_and_last_chunk_compiled(network, small):
     config = make_config(
         design="prefix_sum", participation=(3, 6), relation="zero_out_record", rounds=18
     )
@@ -111,7 +111,7 @@ def test_noise_over_rounds_is_timed_and_a_last_chunk_compiled(network, small):
     ("bursts", "calls"),
     [((1.0, 1.0), 2), ((1.64, 1.0, 1.0, 1.0), 4), ((4.0,), 1), ((0.8, 0.9, 0.8, 0.9, 1.0), 5)],
 )
-def test_a_block_is_timed_again_until_its_times_agree(network, small, monkeypatch, bursts, calls):
+def test_block_is_timed_again_until_its_times_agree(network, small, monkeypatch, bursts, calls):
     """Of 257 rounds and 1.285 seconds, and longer where the machine has other work."""
     lengths = []
     current = [0.0]
@@ -180,7 +180,7 @@ def test_noise_kept_over_rounds_is_refused_before_it_is_made(
             call(training_plan, large, seeds=[0])
 
 
-def test_an_estimate_says_what_is_under_way_where_asked(network, small, capsys):
+def test_estimate_says_what_is_under_way_where_asked(network, small, capsys):
     training_plan = plan.make(make_config(rounds=2), network)
     dp.estimate(training_plan, small, seeds=[0])
     assert not capsys.readouterr().err
@@ -192,7 +192,7 @@ def test_an_estimate_says_what_is_under_way_where_asked(network, small, capsys):
         dp.estimate(training_plan, small, seeds=[0], progress="yes")
 
 
-def test_a_trace_of_more_than_fits_is_refused(network, small, machine):
+def test_trace_of_more_than_fits_is_refused(network, small, machine):
     training_plan = plan.make(make_config(rounds=3), network)
     read = lambda passed: jnp.zeros(10_000)  # noqa: E731
     machine(HELD + 4 * 3 * 10_000)
@@ -204,7 +204,7 @@ def test_a_trace_of_more_than_fits_is_refused(network, small, machine):
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("release", [False, True])
-def test_a_run_that_does_not_fit_is_refused_with_its_numbers(
+def test_run_that_does_not_fit_is_refused_with_its_numbers(
     network, small, tmp_path, machine, release
 ):
     training_plan = plan.make(make_config(release=release, rounds=4), network)

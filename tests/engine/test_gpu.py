@@ -36,12 +36,12 @@ def test_neighbouring_sums_in_single_precision_are_further_apart(monkeypatch):
 
 @pytest.mark.parametrize("method", clipping.CLIPPINGS)
 @pytest.mark.parametrize(("size", "n"), [(2, 1), (16, 4), (100, 4), (5_000, 4)])
-def test_clip_holds_where_a_number_formed_twice_differs(size, n, method):
+def test_clip_holds_where_number_formed_twice_differs(size, n, method):
     clip = rounding.of_remainders(1.0, method)
     rounding.check_bound(clip, rounding.factors(size, n), 1.0)
 
 
-def test_a_gpu_is_what_runs():
+def test_gpu_is_what_runs():
     assert jax.default_backend() == "gpu"
 
 
@@ -62,7 +62,7 @@ def test_noise_that_cancels_still_cancels():
     assert invalid > 1.5 * left
 
 
-def test_normals_are_the_cpus():
+def test_normals_are_cpus():
     chain = noise.correlated(np.eye(8, dtype=np.float32), key=jax.random.key(3), rounds=2)
     zero = jnp.zeros((8, 1000))
     here, _ = chain.update(zero, chain.init(zero))
@@ -72,7 +72,7 @@ def test_normals_are_the_cpus():
     np.testing.assert_allclose(here, present, rtol=1e-5, atol=1e-5)
 
 
-def test_solver_agrees_with_the_cpu():
+def test_solver_agrees_with_cpu():
     factor = mixing.metropolis_hastings(graphs.erdos_renyi(60, 0.2, 0))
     here = factorization.minimize_trace(factor=factor)
     with on_cpu():
@@ -82,7 +82,7 @@ def test_solver_agrees_with_the_cpu():
 
 
 @pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
-def test_runs_agree_with_the_cpu(relation):
+def test_runs_agree_with_cpu(relation):
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.5, 0))
     training_plan = plan.make(make_config(relation=relation), matrix)
     problem = make_problem(6)

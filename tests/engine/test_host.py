@@ -61,7 +61,7 @@ def rows(result):
     return json.dumps(messages, sort_keys=True, default=str)
 
 
-# Runs of Whisper are compared by `test_callbacks_stop_at_the_same_rounds` too.
+# Runs of Whisper are compared by `test_callbacks_stop_at_same_rounds` too.
 SLOW = set(CASES) - {"anti_pgd", "records"}
 
 
@@ -69,7 +69,7 @@ SLOW = set(CASES) - {"anti_pgd", "records"}
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
 )
-def test_over_its_own_exchange_a_run_is_the_scan_to_the_bit(network, small, name):
+def test_over_its_own_exchange_run_is_scan_to_bit(network, small, name):
     single = made(network, **CASES[name])
     # Blocks of unequal lengths, and chunks of several.
     options = {"seeds": [3], "eval_every": 3, "chunk_blocks": 2}
@@ -96,7 +96,7 @@ class Normed(nn.Module):
         pytest.param(MLP((8,), 3), {"design": "mafalda"}, marks=pytest.mark.slow),
     ],
 )
-def test_networks_of_layers_are_the_scan_to_rounding(network, module, changes):
+def test_networks_of_layers_are_scan_to_rounding(network, module, changes):
     """Halves are programs of their own, in which layers may be fused, and so rounded, otherwise."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(144, 7))
@@ -148,7 +148,7 @@ def lossy(received, round):
         pytest.param("whisper", True, marks=pytest.mark.slow),
     ],
 )
-def test_a_round_that_was_not_delivered_is_sent_again_as_it_was(
+def test_round_that_was_not_delivered_is_sent_again_as_it_was(
     network, small, tmp_path, design, release
 ):
     single = made(network, design=design, release=release)
@@ -171,7 +171,7 @@ def test_a_round_that_was_not_delivered_is_sent_again_as_it_was(
         same(run(single, small, seeds=[1], eval_every=4), result)
 
 
-def test_a_run_that_was_killed_sends_no_noise_with_another_payload(network, small, tmp_path):
+def test_run_that_was_killed_sends_no_noise_with_another_payload(network, small, tmp_path):
     """The network delivers otherwise the second time: only the last message may be sent again."""
     one = made(network)
     options = {"seeds": [1], "eval_every": 4, "checkpoint": tmp_path / "c"}
@@ -188,7 +188,7 @@ def test_a_run_that_was_killed_sends_no_noise_with_another_payload(network, smal
 
 
 @pytest.mark.mutant
-def test_without_the_state_the_network_would_see_noise_twice(network, small):
+def test_without_state_network_would_see_noise_twice(network, small):
     """The broken twin: a run that begins again after another delivery."""
     one = made(network)
     first = Wire(one)
@@ -200,7 +200,7 @@ def test_without_the_state_the_network_would_see_noise_twice(network, small):
     assert any(before[t] != after[t] for t in range(ROUNDS))
 
 
-def test_a_release_whose_newest_state_is_lost_is_refused(network, small, tmp_path):
+def test_release_whose_newest_state_is_lost_is_refused(network, small, tmp_path):
     first = made(network, release=True)
     options = {
         "seeds": [1], "checkpoint": tmp_path / "c", "key_file": tmp_path / "key",
@@ -224,7 +224,7 @@ def test_a_release_whose_newest_state_is_lost_is_refused(network, small, tmp_pat
     assert [t for t, _ in again.sent] == [6, 7, 8, 9]
 
 
-def test_another_message_of_a_round_that_was_sent_is_refused(network, small, tmp_path, monkeypatch):
+def test_another_message_of_round_that_was_sent_is_refused(network, small, tmp_path, monkeypatch):
     """As on a device whose gradients differ from call to call."""
     first = made(network, release=True)
     options = {
@@ -250,7 +250,7 @@ def test_another_message_of_a_round_that_was_sent_is_refused(network, small, tmp
     assert [t for t, _ in again.sent] == [4, 5, 6, 7, 8, 9]
 
 
-def test_the_drivers_do_not_take_over_each_others_runs(network, small, tmp_path):
+def test_drivers_do_not_take_over_each_others_runs(network, small, tmp_path):
     single = made(network)
     options = {"seeds": [1], "eval_every": 4, "checkpoint": tmp_path / "c"}
     with pytest.raises(ConnectionError):
@@ -260,7 +260,7 @@ def test_the_drivers_do_not_take_over_each_others_runs(network, small, tmp_path)
 
 
 @pytest.mark.slow
-def test_callbacks_stop_at_the_same_rounds(network, small):
+def test_callbacks_stop_at_same_rounds(network, small):
     single = made(network)
     options = {"seeds": [1], "eval_every": 2, "chunk_blocks": 2}
     calls = []
@@ -278,7 +278,7 @@ def test_callbacks_stop_at_the_same_rounds(network, small):
     assert first == calls and [t for t, _ in calls] == [4, 8]
 
 
-def test_what_a_transport_returns_is_checked(network, small):
+def test_what_transport_returns_is_checked(network, small):
     single = made(network)
     for broken, messages in [
         (lambda message, round: None, "transport returned None"),
@@ -321,7 +321,7 @@ def test_messages_of_all_dtypes_are_carried():
     jax.tree.map(np.testing.assert_array_equal, received, message)
 
 
-def test_what_a_transport_raises_says_how_the_run_goes_on(network, small, tmp_path):
+def test_what_transport_raises_says_how_run_goes_on(network, small, tmp_path):
     single = made(network)
     with pytest.raises(ConnectionError, match="nothing was delivered") as failed:
         run(single, small, seeds=[1], transport=Wire(single, fails=[3]))
@@ -350,7 +350,7 @@ def test_runs_that_no_network_carries_are_refused(network, small, options, repor
         run(single, small, **{"seeds": [0], "transport": host.local_transport(single), **options})
 
 
-def test_a_transport_cannot_change_what_the_agents_hold(network, small):
+def test_transport_cannot_change_what_agents_hold(network, small):
     single = made(network)
     exchange = host.local_transport(single)
 
@@ -363,7 +363,7 @@ def test_a_transport_cannot_change_what_the_agents_hold(network, small):
     same(run(single, small, seeds=[3]), run(single, small, seeds=[3], transport=greedy))
 
 
-def test_the_note_of_what_was_sent_never_goes_back(tmp_path):
+def test_note_of_what_was_sent_never_goes_back(tmp_path):
     file = KeyFile(tmp_path / "key", "f")
     key = file.create()
     assert file.sent() == 0

@@ -33,7 +33,7 @@ GATE = {"plain", "nested"}
         for kind in captured.KINDS
     ],
 )
-def test_a_release_does_not_resume_with_another_captured_array(tmp_path, kind):
+def test_release_does_not_resume_with_another_captured_array(tmp_path, kind):
     """The same noise on gradients that differ in one bit of one number would cancel."""
     key = tmp_path / "noise.key"
     with pytest.raises(captured.Reached):
@@ -48,7 +48,7 @@ def test_a_release_does_not_resume_with_another_captured_array(tmp_path, kind):
 
 
 @pytest.mark.slow
-def test_the_same_program_in_another_process_is_the_same_run(tmp_path):
+def test_same_program_in_another_process_is_same_run(tmp_path):
     kinds = ["nested"]
     for kind in kinds:
         with pytest.raises(captured.Reached):
@@ -123,7 +123,7 @@ def _watched(loss):
     "wrap",
     [_pure, *(pytest.param(w, marks=pytest.mark.slow) for w in (_ordered, _printed, _watched))],
 )
-def test_a_release_refuses_host_callbacks(tmp_path, network, small, wrap):
+def test_release_refuses_host_callbacks(tmp_path, network, small, wrap):
     """What the host computes is in no program: it could change between two tries of a round."""
     key = tmp_path / "noise.key"
     task = dataclasses.replace(small, batch_loss=wrap(small.batch_loss))
@@ -159,7 +159,7 @@ def test_records_clipped_one_by_one_count_too(tmp_path, network):
             captured.reach(weighted(captured.changed(captured.WEIGHTS)), key, training_plan)
 
 
-def test_what_the_model_closes_over_is_read_before_the_first_round(tmp_path, network):
+def test_what_model_closes_over_is_read_before_first_round(tmp_path, network):
     """A callback may change it; the last, shorter chunk is the hashed program all the same."""
     small = make_problem(6)
     scale = np.ones(5, np.float32)
@@ -223,7 +223,7 @@ PARTIALS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PARTIALS)
-def test_functions_with_arguments_are_the_same_run_in_every_process(tmp_path, network, kind):
+def test_functions_with_arguments_are_same_run_in_every_process(tmp_path, network, kind):
     """Described by what they call and with what, and not by addresses."""
     key = tmp_path / "noise.key"
     task = make_problem(6)
@@ -251,7 +251,7 @@ class _Marked(DSGD):
     mark: tuple = ()
 
 
-def test_what_has_no_text_of_its_own_is_refused_before_the_first_round(tmp_path, network, small):
+def test_what_has_no_text_of_its_own_is_refused_before_first_round(tmp_path, network, small):
     """And not when the run would resume, in vain."""
     training_plan = plan.make(make_config(rounds=2, method=_Marked(mark=(1, _Table()))), network)
     text = r"Config.method.mark\[1\] is <.*_Table object at 0x.*make its class a frozen dataclass"
@@ -275,7 +275,7 @@ def test_custom_classes_are_named_with_their_module():
     [{"init_per_agent": True}, {"augment": lambda key, x: x, "augmentation_multiplicity": 2}],
     ids=["apart", "copies"],
 )
-def test_processes_that_differ_in_how_a_problem_is_used_are_refused(network, change):
+def test_processes_that_differ_in_how_problem_is_used_are_refused(network, change):
     training_plan = plan.make(make_config(), network)
     task = dataclasses.replace(make_problem(len(network)), weighted=None)
     tasks = task, dataclasses.replace(task, **change)

@@ -20,7 +20,7 @@ def bits(key):
     return np.asarray(jax.random.key_data(key)).tolist()
 
 
-def test_no_two_seeds_purposes_or_phases_share_a_key():
+def test_no_two_seeds_purposes_or_phases_share_key():
     entries = list(itertools.product(range(50), keys.PURPOSES, range(2)))
     assert len({tuple(bits(keys.derive(*item))) for item in entries}) == len(entries)
     assert bits(keys.derive(7, "noise")) == bits(keys.derive(7, "noise"))
@@ -77,7 +77,7 @@ def test_key_file_of_another_run_missing_damaged_or_open(tmp_path):
         KeyFile(path, "run A").key()
 
 
-def test_only_the_runs_own_key_is_deleted(tmp_path):
+def test_only_runs_own_key_is_deleted(tmp_path):
     theirs, text, old = (tmp_path / name for name in ("theirs.key", "thesis.txt", "old.key"))
     KeyFile(theirs, "run B").create()
     text.write_text("{}")
@@ -90,7 +90,7 @@ def test_only_the_runs_own_key_is_deleted(tmp_path):
     assert (tmp_path / "folder").is_dir()
 
 
-def test_a_copy_left_by_a_kill_goes_with_the_key(tmp_path):
+def test_copy_left_by_kill_goes_with_key(tmp_path):
     """Killed between the file beside and its name: the key would outlive its run."""
     path = tmp_path / "noise[1].key"
     KeyFile(path, "run A").create()
@@ -101,7 +101,7 @@ def test_a_copy_left_by_a_kill_goes_with_the_key(tmp_path):
     assert list(tmp_path.iterdir()) == [other]
 
 
-def test_flipped_bits_and_cuts_of_a_key_file_are_noticed(tmp_path):
+def test_flipped_bits_and_cuts_of_key_file_are_noticed(tmp_path):
     """With another key the rounds sent again would have fresh noise."""
     path = tmp_path / "noise.key"
     KeyFile(path, "run A").create()
@@ -132,7 +132,7 @@ def test_what_is_no_key_is_refused_and_left(tmp_path, content):
 
 
 @pytest.mark.parametrize("fields", [{"format": 1, "fingerprint": "run A", "key": [1, 2]}, [], None])
-def test_a_key_file_without_a_checksum_is_refused_by_name(tmp_path, fields):
+def test_key_file_without_checksum_is_refused_by_name(tmp_path, fields):
     path = tmp_path / "noise.key"
     path.write_text(json.dumps(fields))
     path.chmod(0o600)
@@ -141,14 +141,14 @@ def test_a_key_file_without_a_checksum_is_refused_by_name(tmp_path, fields):
     assert path.exists()
 
 
-def test_nothing_hangs_on_a_pipe_or_an_endless_file(tmp_path):
+def test_nothing_hangs_on_pipe_or_endless_file(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path in (tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(ValueError, match="it is no ordinary file"):
             KeyFile(path, "run A").key()
 
 
-def test_what_was_sent_is_noted_in_a_file_as_secret_as_before(tmp_path):
+def test_what_was_sent_is_noted_in_file_as_secret_as_before(tmp_path):
     path = tmp_path / "noise.key"
     result = KeyFile(path, "run A").create()
     KeyFile(path, "run A").note_sent(2, "message")
@@ -160,7 +160,7 @@ def test_what_was_sent_is_noted_in_a_file_as_secret_as_before(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_and_a_folder_that_cannot_be_written(tmp_path):
+def test_full_disk_and_folder_that_cannot_be_written(tmp_path):
     path = tmp_path / "noise.key"
     kept = tmp_path / "kept.key"
     KeyFile(kept, "run A").create()
@@ -182,7 +182,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written(tmp_path):
 
 
 @pytest.mark.mutant
-def test_of_two_threads_one_has_the_message_of_a_round(tmp_path, monkeypatch):
+def test_of_two_threads_one_has_message_of_round(tmp_path, monkeypatch):
     file = KeyFile(tmp_path / "noise.key", "run A")
     file.create()
     read = KeyFile._read
@@ -199,7 +199,7 @@ def test_of_two_threads_one_has_the_message_of_a_round(tmp_path, monkeypatch):
     assert sorted(note.exception() is None for note in notes) == [False, True]
 
 
-def test_a_key_file_has_one_name(tmp_path):
+def test_key_file_has_one_name(tmp_path):
     """Locks go by name, and every note leaves the old file to the other name."""
     path = tmp_path / "noise.key"
     link = tmp_path / "link.key"
@@ -217,7 +217,7 @@ def test_a_key_file_has_one_name(tmp_path):
     assert file.sent() == 1 and not left.exists()
 
 
-def test_a_key_file_stays_the_same_in_other_folders_and_behind_links(tmp_path, monkeypatch):
+def test_key_file_stays_same_in_other_folders_and_behind_links(tmp_path, monkeypatch):
     for name in ("own", "other"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)

@@ -153,7 +153,7 @@ class Hook:
 
 
 @pytest.mark.slow
-def test_a_release_torn_off_at_any_file_keeps_its_key_and_its_bits(tmp_path, network, small):
+def test_release_torn_off_at_any_file_keeps_its_key_and_its_bits(tmp_path, network, small):
     training_plan = plan.make(make_config(release=True, rounds=12), network)
     hook = Hook()
     numbers = random.Random(5)

@@ -75,7 +75,7 @@ def join("""
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_numbers_of_one_and_refuse_together(tmp_path, capsys):
+def test_two_processes_give_numbers_of_one_and_refuse_together(tmp_path, capsys):
     script = EXAMPLE.read_text().replace("def join(", REFUSALS.strip())
     train = "    result = train("
     refused = "    refusals(jax.process_index(), folder)\n"
@@ -104,7 +104,7 @@ def test_two_processes_give_the_numbers_of_one_and_refuse_together(tmp_path, cap
 
 
 @pytest.mark.slow
-def test_a_killed_process_ends_both_and_the_same_command_goes_on(tmp_path):
+def test_killed_process_ends_both_and_same_command_goes_on(tmp_path):
     often = "checkpoint=dp.Checkpoint(folder, seconds=0.0)"
     script = EXAMPLE.read_text().replace("rounds=50", "rounds=8_000")
     script = script.replace("checkpoint=folder", often)

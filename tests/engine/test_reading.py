@@ -60,13 +60,13 @@ def made(network):
     return training_plan, make_problem(len(network), seed=7)
 
 
-def test_a_run_is_read_in_few_files(made):
+def test_run_is_read_in_few_files(made):
     single, task = made
     read = files(lambda: run(single, task, seeds=[0]))
     assert len(read) <= 30, read
 
 
-def test_a_step_is_read_in_few_files(made):
+def test_step_is_read_in_few_files(made):
     single, task = made
     inputs = Inputs.of((single,), (task,), (0,))
     statics = inputs.statics

@@ -33,7 +33,7 @@ def made(network, **options):
 
 
 @pytest.mark.slow
-def test_a_methods_own_metrics_are_reported(network, small):
+def test_methods_own_metrics_are_reported(network, small):
     single = made(network)
     result = run(single, small, seeds=[0, 4], eval_every=3, chunk_blocks=2)
     assert list(result.metrics)[-4:] == ["gradient_norm", "clip_fraction", "number", "size"]
@@ -47,7 +47,7 @@ def test_a_methods_own_metrics_are_reported(network, small):
 
 
 @pytest.mark.slow
-def test_both_drivers_report_the_same(network, small):
+def test_both_drivers_report_same(network, small):
     single = made(network)
     scan = run(single, small, seeds=[4], eval_every=3)
     loop = run(single, small, seeds=[4], eval_every=3, transport=host.local_transport(single))

@@ -41,7 +41,7 @@ def equal(value, other):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_saved_result_gives_the_same_rows_to_the_byte(tmp_path, result):
+def test_saved_result_gives_same_rows_to_byte(tmp_path, result):
     path = result.save(tmp_path / "inside" / "run")
     assert path == tmp_path / "inside" / "run.npz" and os.listdir(path.parent) == ["run.npz"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -59,7 +59,7 @@ def test_a_saved_result_gives_the_same_rows_to_the_byte(tmp_path, result):
     assert copy.read_bytes() == path.read_bytes()
 
 
-def test_a_result_prints_and_draws_itself(tmp_path, result):
+def test_result_prints_and_draws_itself(tmp_path, result):
     header, _, private, bare = result.summary().splitlines()
     assert header.split()[:2] == ["design", "epsilon"] and "test_accuracy" in header
     losses = result.metrics["test_loss"][-1]
@@ -81,7 +81,7 @@ def text_of(page):
 
 
 @pytest.mark.slow
-def test_a_report_is_one_page_with_all_of_a_run(tmp_path, result):
+def test_report_is_one_page_with_all_of_run(tmp_path, result):
     path = result.report(tmp_path / "inside" / "a <b> run.html")
     page = path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -159,7 +159,7 @@ class Scaled(nn.Module):
         return nn.Dense(3)(x) * self.param("temperature", nn.initializers.ones, ())
 
 
-def test_export_keeps_a_parameter_that_is_one_number(tmp_path, network):
+def test_export_keeps_parameter_that_is_one_number(tmp_path, network):
     from safetensors.numpy import load_file
 
     data = np.ones((60, 2), np.float32), np.arange(60) % 3
@@ -170,7 +170,7 @@ def test_export_keeps_a_parameter_that_is_one_number(tmp_path, network):
     assert load_file(exported)["params.temperature"].shape == ()
 
 
-def test_a_model_as_safetensors(tmp_path, result, small):
+def test_model_as_safetensors(tmp_path, result, small):
     from safetensors import safe_open
     from safetensors.numpy import load_file
 
@@ -371,7 +371,7 @@ def test_results_that_could_not_be_read_again_are_not_written(tmp_path, result):
     assert not os.listdir(tmp_path)
 
 
-def test_no_noise_key_is_in_the_file(tmp_path, network, small):
+def test_no_noise_key_is_in_file(tmp_path, network, small):
     release = plan.make(make_config(release=True, rounds=4), network)
     words = []
 
@@ -392,7 +392,7 @@ def test_no_noise_key_is_in_the_file(tmp_path, network, small):
     assert outcome in twin.save(tmp_path / "twin").read_bytes()
 
 
-def test_the_average_model_and_one_agents(result):
+def test_average_model_and_one_agents(result):
     params = jax.tree.leaves(result.params)
     average = result.model(seed=5, plan="whisper")
     mine = result.model(seed=5, plan=0, agent=2)
@@ -402,7 +402,7 @@ def test_the_average_model_and_one_agents(result):
         assert mean.dtype == own.dtype == np.float32
 
 
-def test_predictions_are_the_modules(tmp_path, result, small):
+def test_predictions_are_modules(tmp_path, result, small):
     x = np.asarray(small.x[:7])
     expected = Linear().apply(result.model(seed=3, plan=1), x)
     loaded = Result.load(result.save(tmp_path / "r"))
@@ -573,7 +573,7 @@ def test_numbers_in_objects_are_numbers(predictors):
         np.testing.assert_array_equal(predict(wide), predict(np.ones((2, 3), kind)))
 
 
-def test_traced_examples_have_the_dtype_that_was_trained_on(predictors, result):
+def test_traced_examples_have_dtype_that_was_trained_on(predictors, result):
     """Nobody sees their values there, which a cast might change."""
     for kind, held in ((np.uint8, np.uint8), (np.int64, np.int32), (np.float32, np.float32)):
         predict = predictors[kind]

@@ -39,7 +39,7 @@ def same_file(a, b):
 
 
 @pytest.mark.slow
-def test_killed_simulation_resumes_to_the_same_bits(tmp_path):
+def test_killed_simulation_resumes_to_same_bits(tmp_path):
     complete = launch(tmp_path / "whole.npz", "-")
     assert complete.returncode == 0, complete.stderr
     dead = launch(tmp_path / "resumed.npz", tmp_path / "checkpoint", kill_at=20)
@@ -82,7 +82,7 @@ def files_with(folder, needle):
     return [p for p in folder.rglob("*") if p.is_file() and needle in p.read_bytes()]
 
 
-def test_noise_key_is_never_in_a_checkpoint(tmp_path, network, small):
+def test_noise_key_is_never_in_checkpoint(tmp_path, network, small):
     training_plan = plan.make(make_config(release=True), network)
     key = tmp_path / "noise.key"
     words = []
@@ -101,7 +101,7 @@ def test_noise_key_is_never_in_a_checkpoint(tmp_path, network, small):
     assert not files_with(tmp_path / "c", str(words[0]).encode())
 
 
-def test_release_draws_fresh_noise_each_time_and_not_from_the_seed(tmp_path, network, small):
+def test_release_draws_fresh_noise_each_time_and_not_from_seed(tmp_path, network, small):
     training_plan = plan.make(make_config(release=True), network)
     ends = [run(training_plan, small, seeds=[0], key_file=tmp_path / f"{i}.key") for i in range(2)]
     ends.append(run(plan.make(make_config(), network), small, seeds=[0]))
@@ -124,7 +124,7 @@ def test_release_refusals(tmp_path, network, small):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_same_key_never_serves_another_run(tmp_path, network, small):
+def test_same_key_never_serves_another_run(tmp_path, network, small):
     """Same noise on other gradients: the difference of two messages would be noiseless."""
     training_plan = plan.make(make_config(release=True), network)
     key = tmp_path / "noise.key"
@@ -189,7 +189,7 @@ def crash_at(rounds):
 
 
 @pytest.mark.slow
-def test_a_release_does_not_resume_with_another_loss(tmp_path, network, small):
+def test_release_does_not_resume_with_another_loss(tmp_path, network, small):
     """Even a constant inside the loss: the same noise on other gradients would cancel."""
 
     def scaled(factor):
@@ -208,7 +208,7 @@ def test_a_release_does_not_resume_with_another_loss(tmp_path, network, small):
     run(training_plan, scaled(1.0), seeds=[0], key_file=key)
 
 
-def test_a_key_lost_before_the_first_timed_checkpoint_is_noticed(tmp_path, network, small):
+def test_key_lost_before_first_timed_checkpoint_is_noticed(tmp_path, network, small):
     training_plan = plan.make(make_config(release=True), network)
     key = tmp_path / "noise.key"
     folder = tmp_path / "c"
@@ -223,7 +223,7 @@ def test_a_key_lost_before_the_first_timed_checkpoint_is_noticed(tmp_path, netwo
     assert not key.exists()
 
 
-def test_a_run_has_its_key_and_its_checkpoints_to_itself(tmp_path, network, small, monkeypatch):
+def test_run_has_its_key_and_its_checkpoints_to_itself(tmp_path, network, small, monkeypatch):
     """Two runs of one key would send its noise with two payloads, and save over each other."""
     training_plan = plan.make(make_config(release=True), network)
     key = tmp_path / "noise.key"
@@ -272,7 +272,7 @@ def test_bad_input_leaves_no_key_behind(tmp_path, network, small):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_ended_release_deletes_no_other_file(tmp_path, network, small):
+def test_ended_release_deletes_no_other_file(tmp_path, network, small):
     """Another run's key, or a text: read back, a finished release leaves what is not its own."""
     training_plan = plan.make(make_config(release=True), network)
     own, theirs, text = (tmp_path / name for name in ("own.key", "theirs.key", "thesis.txt"))
@@ -287,7 +287,7 @@ def test_an_ended_release_deletes_no_other_file(tmp_path, network, small):
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_release_whose_state_was_lost_is_not_begun_anew(tmp_path, network, small):
+def test_release_whose_state_was_lost_is_not_begun_anew(tmp_path, network, small):
     """With another key: what was sent would go out again under fresh noise."""
     training_plan = plan.make(make_config(release=True), network)
     key = tmp_path / "noise.key"
@@ -300,7 +300,7 @@ def test_a_release_whose_state_was_lost_is_not_begun_anew(tmp_path, network, sma
     assert not key.exists()
 
 
-def test_a_release_that_begins_again_elsewhere_sends_the_same(tmp_path, network, small):
+def test_release_that_begins_again_elsewhere_sends_same(tmp_path, network, small):
     """Its key draws the noise of the first time, whatever folder it has."""
     training_plan = plan.make(make_config(release=True), network)
     key = tmp_path / "noise.key"
@@ -394,7 +394,7 @@ def test_plans_that_are_none(small, plans):
         run(plans, small, seeds=[0])
 
 
-def test_a_start_that_is_no_model(network, small):
+def test_start_that_is_no_model(network, small):
     training_plan = plan.make(make_config(rounds=2), network)
     for start in (3, {"a": "b"}, [object()], np.zeros(3)):
         with pytest.raises(ValueError, match="start (is no pytree of arrays|has shapes)"):
@@ -429,7 +429,7 @@ PAIRS = [
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize(("kind", "relation"), PAIRS)
-def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, network, kind, relation):
+def test_interrupted_noise_over_rounds_resumes_to_same_bits(tmp_path, network, kind, relation):
     """Later noise depends on earlier normals, which no checkpoint holds: they are drawn again."""
     name, strategy = ROUTES[kind]
     cyclic = {"participation": (6, 12)} if "record" in relation else {}
@@ -463,7 +463,7 @@ def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, networ
 @pytest.mark.slow
 @pytest.mark.optimized
 @pytest.mark.parametrize("design", ["mafalda", "spacetime", "prefix_sum"])
-def test_seeds_that_share_a_strategy_resume_to_the_same_bits_from_any_round(tmp_path, design):
+def test_seeds_that_share_strategy_resume_to_same_bits_from_any_round(tmp_path, design):
     """Past noise of several seeds is coloured as in the rounds, whose sums depend on the shape."""
     agents = 4
     length = 48
@@ -526,7 +526,7 @@ def test_noise_that_is_drawn_again_for_another_number_of_rounds_is_another_run(
     )
 
 
-def test_a_disk_that_fills_up_loses_nothing(tmp_path, network, small):
+def test_disk_that_fills_up_loses_nothing(tmp_path, network, small):
     """The save fails with a line that says so; after making room the run ends as if it had not."""
     training_plan = plan.make(make_config(release=True, rounds=20), network)
     key = tmp_path / "noise.key"
@@ -559,7 +559,7 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path, network, small):
         np.testing.assert_array_equal(first, second)
 
 
-def test_a_damaged_checkpoint_keeps_the_key_and_what_is_beside_it(tmp_path, network, small):
+def test_damaged_checkpoint_keeps_key_and_what_is_beside_it(tmp_path, network, small):
     training_plan = plan.make(make_config(release=True, rounds=20), network)
     key = tmp_path / "noise.key"
     folder = tmp_path / "c"

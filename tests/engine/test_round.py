@@ -98,7 +98,7 @@ def models_of(rounds, step=None):
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_compilers_fuse_differently_agrees_to_rounding():
+def test_optimizer_that_compilers_fuse_differently_agrees_to_rounding():
     plan, task = make("server", optimizer=dp.optimizers.Chain(optax.adam, 0.01))
     state = models_of(dp.rounds(plan, task))
     params = dp.run(plan, task, seeds=[0]).params
@@ -115,7 +115,7 @@ def same_bits(models, result):
 @pytest.mark.gate(3)
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", marked(CASES))
-def test_a_loop_has_the_bits_of_a_run(name):
+def test_loop_has_bits_of_run(name):
     plan, task = make(name)
     state = models_of(dp.rounds(plan, task, seed=3))
     models = state.memory.message if name == "tracking" else state.models
@@ -125,7 +125,7 @@ def test_a_loop_has_the_bits_of_a_run(name):
 @pytest.mark.optimized
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ["whisper", "tracking", "server"])
-def test_the_two_halves_are_a_step(name):
+def test_two_halves_are_step(name):
     plan, task = make(name)
     rounds = dp.rounds(plan, task)
     deliver = local_transport(plan)
@@ -144,7 +144,7 @@ def test_the_two_halves_are_a_step(name):
 
 @pytest.mark.gate(2)
 @pytest.mark.parametrize("name", ["whisper", "poisson", "anti-pgd", "mafalda"])
-def test_a_loop_can_be_compiled_and_continued_from_a_stored_state(name):
+def test_loop_can_be_compiled_and_continued_from_stored_state(name):
     plan, task = make(name)
     rounds = dp.rounds(plan, task)
     step = jax.jit(rounds.step)
@@ -164,7 +164,7 @@ def test_a_loop_can_be_compiled_and_continued_from_a_stored_state(name):
 
 
 @pytest.mark.parametrize("name", ["no noise", "whisper", "server"])
-def test_models_are_nan_past_the_last_round(name):
+def test_models_are_nan_past_last_round(name):
     plan, task = make(name)
     rounds = dp.rounds(plan, task)
     state = models_of(rounds)
@@ -178,7 +178,7 @@ def all_nan(tree):
     return all(np.isnan(leaf).all() for leaf in jax.tree.leaves(tree))
 
 
-def test_a_release_has_the_bits_of_a_run_with_its_key(tmp_path, monkeypatch):
+def test_release_has_bits_of_run_with_its_key(tmp_path, monkeypatch):
     monkeypatch.setattr(secrets, "randbits", lambda bits: 12345)
     plan, task = make("anti-pgd", release=True)
     with pytest.raises(ValueError, match="key_file is None for a release"):
@@ -210,7 +210,7 @@ def test_a_release_has_the_bits_of_a_run_with_its_key(tmp_path, monkeypatch):
     assert dp.rounds(plan, task, key_file=path).init(stored).round == state.round
 
 
-def test_a_key_file_is_of_all_programs(tmp_path, monkeypatch):
+def test_key_file_is_of_all_programs(tmp_path, monkeypatch):
     plan, task = make("whisper", release=True)
     programs = []
 
@@ -225,7 +225,7 @@ def test_a_key_file_is_of_all_programs(tmp_path, monkeypatch):
 
 
 @pytest.mark.mutant
-def test_a_release_sends_one_message_a_round(tmp_path, monkeypatch):
+def test_release_sends_one_message_round(tmp_path, monkeypatch):
     plan, task = make("whisper", release=True)
     path = tmp_path / "key"
     rounds = dp.rounds(plan, task, key_file=path)
@@ -263,7 +263,7 @@ def test_a_release_sends_one_message_a_round(tmp_path, monkeypatch):
     assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(payloads))
 
 
-def test_a_release_cannot_be_compiled_into_another_program(tmp_path):
+def test_release_cannot_be_compiled_into_another_program(tmp_path):
     plan, task = make("whisper", release=True)
     rounds = dp.rounds(plan, task, key_file=tmp_path / "key")
     state = rounds.init()
@@ -275,7 +275,7 @@ def test_a_release_cannot_be_compiled_into_another_program(tmp_path):
 
 
 @pytest.mark.mutant
-def test_a_release_sends_nothing_where_its_lock_keeps_nobody_out(tmp_path, monkeypatch):
+def test_release_sends_nothing_where_its_lock_keeps_nobody_out(tmp_path, monkeypatch):
     plan, task = make("whisper", release=True)
     rounds = dp.rounds(plan, task, key_file=tmp_path / "key")
     state = rounds.init()
@@ -289,7 +289,7 @@ def test_a_release_sends_nothing_where_its_lock_keeps_nobody_out(tmp_path, monke
         rounds.outgoing(state)
 
 
-def test_a_new_key_is_not_that_of_a_state_before_the_first_round(tmp_path):
+def test_new_key_is_not_that_of_state_before_first_round(tmp_path):
     """Its message may be out, under a key that was lost."""
     plan, task = make("whisper", release=True)
     stored = dp.rounds(plan, task, key_file=tmp_path / "lost").init()._replace(secret=())
@@ -322,7 +322,7 @@ def test_states_of_another_form_are_refused(release, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["whisper", "poisson", "server"])
-def test_rounds_state_the_guarantee_of_a_run(name):
+def test_rounds_state_guarantee_of_run(name):
     plan, task = make(name)
     # A loss of one's own, which the guarantee names as custom.
     loss = task.loss
@@ -345,7 +345,7 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("name", ["whisper", "server", "agents"])
-def test_received_values_unlike_those_of_the_exchange_are_refused(name):
+def test_received_values_unlike_those_of_exchange_are_refused(name):
     plan, task = make("server" if name == "server" else "whisper")
     agents = (3, 0) if name == "agents" else None
     rounds = dp.rounds(plan, task, agents=agents)
@@ -367,7 +367,7 @@ def state_of(plan):
     return dp.rounds(plan, make_problem(N)).init()
 
 
-def test_wide_received_values_do_not_widen_the_models():
+def test_wide_received_values_do_not_widen_models():
     plan, task = make("whisper")
     rounds = dp.rounds(plan, task)
     state = rounds.init()
@@ -381,7 +381,7 @@ def test_wide_received_values_do_not_widen_the_models():
     assert {leaf.dtype for leaf in jax.tree.leaves(models)} == {np.dtype(np.float32)}
 
 
-def test_received_nan_shows_in_the_next_round(tmp_path):
+def test_received_nan_shows_in_next_round(tmp_path):
     for release in (False, True):
         plan, task = make("whisper", release=release)
         rounds = dp.rounds(plan, task, key_file=tmp_path / "key" if release else None)
@@ -468,7 +468,7 @@ def test_messages_of_whole_numbers_are_zero_for_other_states():
             assert leaf.dtype.kind in "iu" and np.any(leaf) == (seed == 1)
 
 
-def test_a_loss_of_the_methods_own_exchange_covers_no_other_network():
+def test_loss_of_methods_own_exchange_covers_no_other_network():
     view = dataclasses.replace(AGENTS, attacker="node", gradients="view")
     plan, task = make("pair keys", protect=view)
     config = test_aggregate.config(part=SumShares(colluders=1))
@@ -485,7 +485,7 @@ def test_a_loss_of_the_methods_own_exchange_covers_no_other_network():
         dp.rounds(plan, task, agents=(0,))
 
 
-def test_sums_of_fewer_agents_than_the_noise_is_for_are_refused():
+def test_sums_of_fewer_agents_than_noise_is_for_are_refused():
     plan, task = make("server")
     rounds = dp.rounds(plan, task)
     state = rounds.init()
@@ -503,7 +503,7 @@ def test_sums_of_fewer_agents_than_the_noise_is_for_are_refused():
 
 
 @pytest.mark.parametrize("name", ["no noise", "whisper", "server"])
-def test_no_message_follows_the_last_round(name):
+def test_no_message_follows_last_round(name):
     plan, task = make(name)
     rounds = dp.rounds(plan, task)
     assert all_nan(rounds.outgoing(models_of(rounds)).message)
@@ -612,7 +612,7 @@ def received_by(plan, agents, message):
 
 @pytest.mark.gate(3)
 @pytest.mark.parametrize("name", marked(name for name in ALONE if name != "server"))
-def test_agents_alone_compute_their_part_of_a_run(name):
+def test_agents_alone_compute_their_part_of_run(name):
     """Among agents of a path, of which one has one neighbour and another two."""
     path = dp.mixing.metropolis_hastings(dp.graphs.path(N))
     plan, task = make(name, mixing=path)
@@ -822,7 +822,7 @@ def test_one_agents_state_holds_no_key_of_other_links(monkeypatch):
     assert state_of_agent() != leaky
 
 
-def test_agents_draw_the_normals_of_their_group_alone():
+def test_agents_draw_normals_of_their_group_alone():
     plan, _ = make("blocks")
     privatizer, arrays = plan.privatizer.for_agents(plan.arrays, (AGENT, 1))
     assert privatizer.rows == (1, 3, 5) and arrays["factor"].shape == (2, 3)

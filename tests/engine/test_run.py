@@ -66,7 +66,7 @@ class Full(io.StringIO):
 
 @pytest.mark.parametrize("stream", ["none", "closed", "full"])
 @pytest.mark.parametrize("progress", [False, True])
-def test_a_run_needs_no_standard_error(plans, small, stream, progress, monkeypatch):
+def test_run_needs_no_standard_error(plans, small, stream, progress, monkeypatch):
     closed = io.StringIO()
     out = io.StringIO()
     closed.close()
@@ -112,7 +112,7 @@ def test_programs_of_earlier_problems_are_dropped(network):
 
 
 @pytest.mark.slow
-def test_twenty_problems_leave_the_functions_of_sixteen(network):
+def test_twenty_problems_leave_functions_of_sixteen(network):
     one_plan = plan.make(make_config(batch_size=1, rounds=2), network)
     references = []
     for _ in range(20):
@@ -145,7 +145,7 @@ def test_metrics_that_are_no_scalars_are_refused_before_anything(
     assert not (tmp_path / "new").exists()
 
 
-def test_models_beyond_the_memory_are_refused_by_their_bytes(plans, network):
+def test_models_beyond_memory_are_refused_by_their_bytes(plans, network):
     """Before anything of their size is made: 3 plans of 6 agents, 2 seeds, each twice."""
     result, _ = lambdas(len(network))
 
@@ -186,7 +186,7 @@ def test_runs_under_strict_rank_promotion(method, network, small):
 
 
 @pytest.mark.slow
-def test_blocks_told_as_data_are_those_of_the_program(plans, small, monkeypatch):
+def test_blocks_told_as_data_are_those_of_program(plans, small, monkeypatch):
     options = {"seeds": [0, 3], "eval_every": 6, "chunk_blocks": 2}
     result = run(plans, small, **options)
     monkeypatch.setattr(run_, "_as_argument", lambda blocks: blocks)
@@ -206,7 +206,7 @@ def test_runs_do_not_depend_on_their_neighbours(plans, small):
     )
 
 
-def test_run_is_the_formula(network, small):
+def test_run_is_formula(network, small):
     """A plain numpy loop with the same batches and the same normals."""
     training_plan = plan.make(make_config(rounds=4), network)
     result = run(training_plan, small, seeds=[5], eval_every=4)
@@ -249,7 +249,7 @@ def test_run_is_the_formula(network, small):
 
 
 @pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
-def test_no_noise_and_a_wide_clip_is_plain_dsgd(network, small, relation):
+def test_no_noise_and_wide_clip_is_plain_dsgd(network, small, relation):
     config = make_config(
         design="non_private", clip_norm=1e6, relation=relation, rounds=200, step_size=0.5
     )
@@ -302,7 +302,7 @@ def test_callback_reads_metrics_and_stops_early(plans, small):
     np.testing.assert_array_equal(complete.metrics["test_loss"][:2], result.metrics["test_loss"])
 
 
-def test_rows_carry_the_guarantee(plans, small):
+def test_rows_carry_guarantee(plans, small):
     result = run(plans, small, seeds=[0, 1], eval_every=10, chunk_blocks=2)
     rows = result.rows(experiment="e")
     assert len(rows) == 3 * 2 * 2
@@ -312,7 +312,7 @@ def test_rows_carry_the_guarantee(plans, small):
     assert {row["unit"] for row in rows} == {"agent"}
 
 
-def test_rows_keep_the_columns_they_are_given_or_refuse_them(plans, small):
+def test_rows_keep_columns_they_are_given_or_refuse_them(plans, small):
     result = run(plans[2], small, seeds=[0], eval_every=10)
     rows = result.rows(design="mine", sweep=3)
     assert {(row["design"], row["sweep"]) for row in rows} == {("mine", 3)}
@@ -338,7 +338,7 @@ def test_bad_arguments(plans, small, kwargs, message):
         run(plans, small, **kwargs)
 
 
-def test_an_agent_with_a_name_is_told_by_it(network, small):
+def test_agent_with_name_is_told_by_it(network, small):
     names = [f"site {k}" for k in range(6)]
     owners = np.repeat(names, [20, 3, 30, 30, 30, 31])
     shards = partition.by_owner(owners, names)
@@ -367,7 +367,7 @@ def test_plans_that_do_not_fit(plans, small, network):
         run(greedy, small, seeds=[0])
 
 
-def test_counts_are_those_of_the_run_whatever_the_sampler(network, small):
+def test_counts_are_those_of_run_whatever_sampler(network, small):
     shards = small.partition
     training_plan = plan.make(make_config(), network, counts=shards.counts)
     assert training_plan.fingerprint() == plan.make(make_config(), network).fingerprint()
@@ -377,7 +377,7 @@ def test_counts_are_those_of_the_run_whatever_the_sampler(network, small):
         run(training_plan, fewer, seeds=[0])
 
 
-def test_an_interrupt_says_what_is_kept(tmp_path, plans, small, capsys):
+def test_interrupt_says_what_is_kept(tmp_path, plans, small, capsys):
     def interrupt(progress):
         if progress.round >= 10:
             raise KeyboardInterrupt
@@ -443,7 +443,7 @@ def test_phases_carry_on_with_fresh_noise_and_batches(network, small):
         run(training_plan, small, seeds=[0], continuation=1)
 
 
-def test_loop_over_records_is_the_vmap(network, small, monkeypatch):
+def test_loop_over_records_is_vmap(network, small, monkeypatch):
     """Per-record runs loop over seeds and plans on a CPU; the numbers are the vmap's."""
     config = make_config(relation="replace_record")
     results = [plan.make(config.using(part), network) for part in noise.PARTS[:3]]
@@ -454,7 +454,7 @@ def test_loop_over_records_is_the_vmap(network, small, monkeypatch):
         np.testing.assert_allclose(mapped.metrics[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_narrow_parameters_are_refused_for_the_record_unit(network, small):
+def test_narrow_parameters_are_refused_for_record_unit(network, small):
     """Their sum of clipped gradients would be rounded before the noise is added."""
     narrow = dataclasses.replace(
         small, init=lambda key: jax.tree.map(lambda p: p.astype("bfloat16"), small.init(key))
@@ -525,7 +525,7 @@ def test_rounds_fixed_beforehand_state_what_they_spend(plans, small):
             run(plans, small, seeds=[0], stop_at=invalid)
 
 
-def test_the_number_of_rounds_cannot_be_changed_on_the_way(tmp_path, network, small):
+def test_number_of_rounds_cannot_be_changed_on_way(tmp_path, network, small):
     training_plan = plan.make(make_config(), network)
     options = {"seeds": [0], "eval_every": 5, "checkpoint": tmp_path / "c"}
     run(training_plan, small, stop_at=10, **options)
@@ -534,7 +534,7 @@ def test_the_number_of_rounds_cannot_be_changed_on_the_way(tmp_path, network, sm
             run(training_plan, small, **options, **change)
 
 
-def test_what_a_checkpoint_differs_in_is_named(tmp_path, network, small):
+def test_what_checkpoint_differs_in_is_named(tmp_path, network, small):
     """Not the compiled program, which follows from it, nor a digest of plans."""
     training_plan = plan.make(make_config(), network)
     options = {"seeds": [0], "eval_every": 5, "checkpoint": tmp_path / "c"}
@@ -565,7 +565,7 @@ def test_what_a_checkpoint_differs_in_is_named(tmp_path, network, small):
 
 
 @pytest.mark.slow
-def test_a_curve_chosen_before_the_run_is_stated_where_it_stopped(network, small):
+def test_curve_chosen_before_run_is_stated_where_it_stopped(network, small):
     """At chunks' ends; noise over rounds by the energy of what was sent so far."""
     results = [plan.make(make_config(design=d), network) for d in ("independent", "whisper")]
     complete = [item.guarantee.stopping_at((4, 8, 12, 16, 20)) for item in results]
@@ -598,7 +598,7 @@ def test_a_curve_chosen_before_the_run_is_stated_where_it_stopped(network, small
         run(results, small, seeds=[0], stopping="never")
 
 
-def test_private_metrics_are_said_to_leave_the_stopping_round_open(plans, small):
+def test_private_metrics_are_said_to_leave_stopping_round_open(plans, small):
     def flags(problem, **options):
         result = run(plans, problem, seeds=[0], eval_every=10, **options)
         return {guarantee.private_stop for guarantee in result.guarantees}
@@ -616,16 +616,14 @@ def test_private_metrics_are_said_to_leave_the_stopping_round_open(plans, small)
         dataclasses.replace(small, evaluation_data="secret")
 
 
-def test_a_stopped_run_that_is_read_again_still_says_so(tmp_path, plans, small):
+def test_stopped_run_that_is_read_again_still_says_so(tmp_path, plans, small):
     options = {"seeds": [0], "eval_every": 5, "checkpoint": tmp_path / "c"}
     first = run(plans, small, callback=lambda observed: observed.round >= 10, **options)
     again = run(plans, small, **options)
     assert again.guarantees == first.guarantees and again.guarantees[-1].private_stop
 
 
-def test_the_bar_has_metrics_and_is_drawn_no_more_often_for_them(
-    network, small, capsys, monkeypatch
-):
+def test_bar_has_metrics_and_is_drawn_no_more_often_for_them(network, small, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)  # Older releases of tqdm would cut the bar to it.
     training_plan = plan.make(make_config(rounds=40), network)
     result = run(training_plan, small, seeds=[0, 1], eval_every=1, chunk_blocks=1, progress=True)

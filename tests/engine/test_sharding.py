@@ -78,7 +78,7 @@ GRAPHS = {
 @pytest.mark.parametrize(
     ("name", "devices"), [*((name, 8) for name in GRAPHS), ("random", 3), ("star", 3)]
 )
-def test_rows_are_exchanged_as_the_dense_product_needs(name, devices, monkeypatch):
+def test_rows_are_exchanged_as_dense_product_needs(name, devices, monkeypatch):
     monkeypatch.setattr(gossip, "_DENSE", 0)
     monkeypatch.setattr(gossip, "_ENTRY", 0)
     rng = np.random.default_rng(devices)
@@ -144,7 +144,7 @@ def round_of(data):
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("layout", ["tables", "dense"])
-def test_a_rounds_collectives_are_the_exchange_alone(layout, monkeypatch):
+def test_rounds_collectives_are_exchange_alone(layout, monkeypatch):
     if layout == "dense":
         monkeypatch.setattr(gossip, "neighbours", lambda *_: None)
     _, _, data = made(8, rounds=4)
@@ -256,7 +256,7 @@ def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(s
 
 
 @pytest.mark.slow
-def test_records_that_are_loaded_by_number_train_to_the_same_bits():
+def test_records_that_are_loaded_by_number_train_to_same_bits():
     config = make_config(design="independent", relation="replace_record", rounds=4, batch_size=1)
     training_plan = plan.make(config, mixing.metropolis_hastings(graphs.ring(10)), counts=SIZES)
     complete = unequal()
@@ -269,7 +269,7 @@ def test_records_that_are_loaded_by_number_train_to_the_same_bits():
         )
 
 
-def test_noise_has_the_same_bits_on_any_devices_and_agents_share_none():
+def test_noise_has_same_bits_on_any_devices_and_agents_share_none():
     def drawn(devices):
         _, _, data = made(devices)
         statics = data.statics

@@ -52,7 +52,7 @@ def test_every_optimizer_has_as_many_trials():
         assert len({len(preset.tried(base)) for base in ("sgd", "adam", "galore")}) == 1
 
 
-def test_what_is_said_follows_from_the_rows_of_the_right_cells():
+def test_what_is_said_follows_from_rows_of_right_cells():
     module = script()
     config = module.PRESETS["tiny"]
     display = {study: module.curves(config, study) for study in config.study}
@@ -116,7 +116,7 @@ def test_curves_are_tuned_beyond_their_ends_as_moves_says(monkeypatch, moves):
         dataclasses.replace(config, moves=-1)
 
 
-def test_waves_are_kept_as_the_frequency_response_says():
+def test_waves_are_kept_as_frequency_response_says():
     module = script()
     frame = pandas.DataFrame(module.response(None)).drop_duplicates("series")
     assert len(frame) == 11
@@ -127,7 +127,7 @@ def test_waves_are_kept_as_the_frequency_response_says():
             assert row[name] == pytest.approx(abs(gain[0]), rel=2e-3), (row["series"], name)
 
 
-def test_what_is_not_the_papers_is_said(tmp_path):
+def test_what_is_not_papers_is_said(tmp_path):
     module = script()
     complete = module.PRESETS["full"]
     cpu = module.PRESETS["cpu"]
@@ -173,7 +173,7 @@ def test_bad_options_are_refused(tmp_path, capsys, options, text):
     assert not list(tmp_path.iterdir())
 
 
-def test_only_what_the_studies_use_must_fit(tmp_path, monkeypatch):
+def test_only_what_studies_use_must_fit(tmp_path, monkeypatch):
     tiny = script().PRESETS["tiny"]
     # Adam has no part in them.
     changes = {"stepped": "adam", "optimizers": ("sgd", "adam"), "filter": "wiener"}
@@ -190,7 +190,7 @@ def test_only_what_the_studies_use_must_fit(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_guarantee_told_is_of_a_reported_run(monkeypatch):
+def test_guarantee_told_is_of_reported_run(monkeypatch):
     module = script()
     config = dataclasses.replace(module.PRESETS["tiny"], study=("clipping",))
     recipe = Central(epochs=1, batch_size=10)
@@ -210,7 +210,7 @@ def test_the_guarantee_told_is_of_a_reported_run(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_study_without_data_is_drawn(tmp_path, capsys):
+def test_study_without_data_is_drawn(tmp_path, capsys):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", "--study", "response"]
     assert script().main(arguments) == 0
     assert f"Fig. 5: a mean stays as it is: {YES}" in capsys.readouterr().out
@@ -219,7 +219,7 @@ def test_a_study_without_data_is_drawn(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_study_is_run_and_judged(tmp_path, capsys):
+def test_study_is_run_and_judged(tmp_path, capsys):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", "--study", "steps"]
     assert script().main([*arguments, "--stepped", "sgd", "--seeds", "0"]) == 0
     output = capsys.readouterr().out
@@ -289,7 +289,7 @@ def test_table_3_is_judged(capsys):
 @pytest.mark.parametrize(
     "base, text", [(96.3, f"{UNTOLD}: sgd leaves 3.7 points"), (60.0, NO), (89.0, NO)]
 )
-def test_points_that_the_base_does_not_leave_cannot_be_gained(base, text):
+def test_points_that_base_does_not_leave_cannot_be_gained(base, text):
     module = script("cifar_doppler")
     messages = []
     rows = [
@@ -302,7 +302,7 @@ def test_points_that_the_base_does_not_leave_cannot_be_gained(base, text):
     assert len(messages) == 1 and messages[0].splitlines()[-1].endswith(f" {text}")
 
 
-def test_uncorrected_adam_keeps_the_noise():
+def test_uncorrected_adam_keeps_noise():
     module = script("glue_doppler")
     values = np.array([0.5, -0.2], np.float32)
 

@@ -39,7 +39,7 @@ def test_every_system_is_tried_as_often_and_goes_as_far():
 
 
 @pytest.mark.mutant
-def test_all_systems_state_one_guarantee_and_a_twin_is_told():
+def test_all_systems_state_one_guarantee_and_twin_is_told():
     module = load_script("compare")
     config = dataclasses.replace(module.PRESETS["tiny"], systems=tuple(module.SYSTEMS))
     config = dataclasses.replace(config, paths=(0.3, 0.2, 0.1, 0.05), clip_norms=(0.1, 0.3))
@@ -77,7 +77,7 @@ def test_all_systems_state_one_guarantee_and_a_twin_is_told():
         assert differences and text in " ".join(differences), differences
 
 
-def test_what_an_agent_sends_is_counted():
+def test_what_agent_sends_is_counted():
     """On a ring of six with five parameters: two neighbours, or a server."""
     module = load_script("compare")
     config = dataclasses.replace(module.PRESETS["tiny"], rounds=7)
@@ -102,7 +102,7 @@ def rows_of(points, **columns):
     ]  # fmt: skip
 
 
-def test_the_choice_is_by_paired_differences_beyond_chance():
+def test_choice_is_by_paired_differences_beyond_chance():
     module = load_script("compare")
     rows = [
         *rows_of([60.0, 62.0, 64.0], system="LDP", trust="nobody"),
@@ -121,7 +121,7 @@ def test_the_choice_is_by_paired_differences_beyond_chance():
     assert results["any"]["best"] in ("DOME", "server SGD")
 
 
-def test_the_outcome_of_sketches_follows_the_records():
+def test_outcome_of_sketches_follows_records():
     module = load_script("dome_benchmark")
     rows = [
         *rows_of([70.0, 71.0, 72.0], design="dome", k=16),
@@ -178,7 +178,7 @@ def test_public_directions_are_of_public_records_alone():
 
 
 @pytest.mark.slow
-def test_a_small_run_stores_equal_guarantees(tmp_path, capsys):
+def test_small_run_stores_equal_guarantees(tmp_path, capsys):
     module = load_script("dome_benchmark")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--quiet"]) == 0
     output = capsys.readouterr().out
@@ -191,7 +191,7 @@ def test_a_small_run_stores_equal_guarantees(tmp_path, capsys):
     assert sizes["dome"] == 4 * 8 and sizes["momentum"] == 4 * 31
 
 
-def test_stored_records_of_both_say_what_the_page_says():
+def test_stored_records_of_both_say_what_page_says():
     """Of the committed records: one guarantee a budget, equal trials, and the page's verdicts."""
     module = load_script("compare")
     folder = ROOT / "docs" / "records"
@@ -242,7 +242,7 @@ def test_noise_over_rounds_leads_for_rare_records_alone(names, nobody):
         ("cifar10_small_*", {(8.0, 64)}, {(8.0, 64)}),
     ],
 )
-def test_sketches_win_on_images_where_the_page_says(names, ahead, behind):
+def test_sketches_win_on_images_where_page_says(names, ahead, behind):
     bench = load_script("dome_benchmark")
     frame = records.read(ROOT / "docs" / "records" / "dome_benchmark.jsonl.gz", names)
     last = frame[(frame["phase"] == "final") & (frame["round"] == frame["rounds"])]

@@ -16,7 +16,7 @@ R = spatial.whisper(W, 1.0)
 FACTOR = scipy.linalg.sqrtm(R).real
 
 
-def test_residual_energy_is_what_a_round_leaves() -> None:
+def test_residual_energy_is_what_round_leaves() -> None:
     """Agents send their noise; those who stay average what came, by themselves."""
     arrived = np.ones((12, 12), dtype=bool)
     arrived[2, :] = arrived[:, 2] = arrived[0, 5] = arrived[7, 3] = False
@@ -58,7 +58,7 @@ def test_lost_messages_hurt_correlated_noise_more() -> None:
 
 
 @pytest.mark.parametrize("kind", DESIGNED)
-def test_a_design_solved_again_compiles_nothing(kind: str) -> None:
+def test_design_solved_again_compiles_nothing(kind: str) -> None:
     before = designed(kind, W, 1.5, 20)
     rest = mixing.survivors(W, [3])
     compiled = fixed_point.climb._cache_size()

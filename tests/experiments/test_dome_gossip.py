@@ -28,7 +28,7 @@ def test_what_float32_cannot_tell_is_printed_as_nothing(script):
 
 
 @pytest.mark.slow
-def test_bytes_are_those_of_links_and_of_the_tree(script):
+def test_bytes_are_those_of_links_and_of_tree(script):
     """Models over every direction of a link against vectors up and down a tree."""
     config = script.Config(dataset="breast_cancer", agents=5, graphs=("ring",), separation=4)
     network = config.network("ring")

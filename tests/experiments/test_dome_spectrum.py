@@ -18,7 +18,7 @@ def script():
     return load_script("dome_spectrum")
 
 
-def test_spectra_and_hindsight_are_those_of_the_dense_matrix(script):
+def test_spectra_and_hindsight_are_those_of_dense_matrix(script):
     rng = np.random.default_rng(0)
     gradients = rng.normal(size=(6, 3)) @ rng.normal(size=(3, 9))
     dense, vectors = np.linalg.eigh(gradients.T @ gradients)
@@ -32,7 +32,7 @@ def test_spectra_and_hindsight_are_those_of_the_dense_matrix(script):
 
 
 @pytest.mark.slow
-def test_the_sample_s_gradient_is_of_scaled_records(script):
+def test_sample_s_gradient_is_of_scaled_records(script):
     config = script.PRESETS["tiny"]
     task = script.learn(config)
     params = task.init(jax.random.key(0))
@@ -47,7 +47,7 @@ def test_the_sample_s_gradient_is_of_scaled_records(script):
 
 
 @pytest.mark.slow
-def test_noise_in_a_tiny_run_is_lemma_3_1_s(script, tmp_path, capsys):
+def test_noise_in_tiny_run_is_lemma_3_1_s(script, tmp_path, capsys):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet"]
     assert script.main(arguments) == 0
     assert "No guarantee covers these records" in capsys.readouterr().out
@@ -70,7 +70,7 @@ def test_noise_in_a_tiny_run_is_lemma_3_1_s(script, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("gain", [1.0, 5.0])
-def test_how_loud_the_gradient_is_in_what_is_sent(script, gain):
+def test_how_loud_gradient_is_in_what_is_sent(script, gain):
     rng = np.random.default_rng(2)
     rounds = 400
     k = 8
@@ -108,7 +108,7 @@ def test_bad_options_are_refused(script):
         script.Config(sample=0)
 
 
-def test_stored_records_say_what_the_page_says(script):
+def test_stored_records_say_what_page_says(script):
     frame = records.read(PATH.parents[1] / "docs" / "records" / "dome_spectrum.jsonl.gz")
     frames = frame[(frame["kind"] == "frames") & frame["trained"].isin(list(script.CENTRES))]
     keys = ["dataset", "trained", "columns", "budget_epsilon"]

@@ -16,7 +16,7 @@ from tests.support import load_script  # noqa: E402
 
 
 @pytest.mark.slow
-def test_tiny_preset_has_the_same_models_both_ways(tmp_path, capsys):
+def test_tiny_preset_has_same_models_both_ways(tmp_path, capsys):
     module = load_script("dome_tcp")
     arguments = ["--preset", "tiny", "--seeds", "1", "--output", str(tmp_path), "--quiet"]
     assert module.main(arguments) == 0
@@ -53,7 +53,7 @@ def test_tiny_preset_has_the_same_models_both_ways(tmp_path, capsys):
     assert list((tmp_path / "dome_tcp" / "tiny").glob("*.svg"))
 
 
-def test_the_step_is_that_of_the_least_mean_loss():
+def test_step_is_that_of_least_mean_loss():
     """Of runs with noise alone; one that diverged in a seed is not passed over."""
     module = load_script("dome_tcp")
     rows = [
@@ -64,7 +64,7 @@ def test_the_step_is_that_of_the_least_mean_loss():
     assert module.recorded_step(frame.assign(phase="tuning")) == 0.1
 
 
-def test_a_bit_is_another_model():
+def test_bit_is_another_model():
     module = load_script("dome_tcp")
     first = np.linspace(0, 1, 5, dtype=np.float32)
     other = first.copy()

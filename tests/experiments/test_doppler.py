@@ -25,7 +25,7 @@ from tests.support import load_script
 
 
 @pytest.mark.slow
-def test_recorded_noise_has_the_calibrated_variance():
+def test_recorded_noise_has_calibrated_variance():
     spectra = load_script("doppler_spectra")
     config = spectra.PRESETS["tiny"]
     record = spectra.record(config, "sgd", spectra.learn(config), seed=0)
@@ -42,7 +42,7 @@ def test_recorded_noise_has_the_calibrated_variance():
 
 
 @pytest.mark.slow
-def test_a_pass_of_fewer_records_has_the_same_gradients():
+def test_pass_of_fewer_records_has_same_gradients():
     spectra = load_script("doppler_spectra")
     tiny = dataclasses.replace(spectra.PRESETS["tiny"], rounds=22)
     task = spectra.learn(tiny)
@@ -84,7 +84,7 @@ def test_white_noise_has_its_variance_at_all_frequencies():
 
 
 @pytest.mark.slow
-def test_the_full_gradient_is_that_of_the_fixed_records_mean_loss():
+def test_full_gradient_is_that_of_fixed_records_mean_loss():
     spectra = load_script("doppler_spectra")
     config = dataclasses.replace(spectra.PRESETS["tiny"], coordinates=10**6)
     task = spectra.learn(config)
@@ -106,7 +106,7 @@ def test_autocovariance_is_its_definition():
     np.testing.assert_allclose(spectra.autocovariance(values, 2), expected)
 
 
-def test_the_ratio_grows_even_under_short_gradients():
+def test_ratio_grows_even_under_short_gradients():
     for c in ([0.5], 0.5 * 0.8 ** np.arange(50)):
         ratios = []
         for taps in (1, 16, 256, 4096):
@@ -118,7 +118,7 @@ def test_the_ratio_grows_even_under_short_gradients():
         assert ratios[-1] == pytest.approx(minimum, rel=1e-6) and ratios[-1] > 15
 
 
-def test_the_ratio_grows_where_the_error_has_turned():
+def test_ratio_grows_where_error_has_turned():
     c = np.maximum(0.9 ** np.arange(256) - 0.5, 0)
     ratios = []
     errors = []
@@ -132,7 +132,7 @@ def test_the_ratio_grows_where_the_error_has_turned():
     assert errors[1] < 0.4 < 0.6 < errors[2] < errors[3] < errors[0] == pytest.approx(1)
 
 
-def test_a_filter_at_every_agent_leaves_the_guarantee_as_it_is():
+def test_filter_at_every_agent_leaves_guarantee_as_it_is():
     filters = load_script("doppler_decentralised").PRESETS["cpu"].filters
     matrix = mixing.metropolis_hastings(graphs.ring(4))
     for design in ("independent", "whisper", "mafalda"):
@@ -152,7 +152,7 @@ def test_a_filter_at_every_agent_leaves_the_guarantee_as_it_is():
 
 
 @pytest.mark.slow
-def test_a_strategy_chosen_with_its_filter_runs_as_any_other():
+def test_strategy_chosen_with_its_filter_runs_as_any_other():
     matrix = mixing.metropolis_hastings(graphs.ring(4))
     pair = filtered.solve(
         filtered.covariance(0.9 ** np.arange(6), 6),
@@ -177,7 +177,7 @@ def test_a_strategy_chosen_with_its_filter_runs_as_any_other():
     assert training_plan.guarantee.mu == pytest.approx(plain.mu, rel=1e-6)
 
 
-def test_a_link_is_the_filter_then_the_step():
+def test_link_is_filter_then_step():
     values = np.array([4.0, 0.0], np.float32)
     plain = UpdateRule()(0.5, 1.0)
     np.testing.assert_allclose(plain.update(values, plain.init(values))[0], -0.5 * values)
@@ -286,7 +286,7 @@ NAMED = [name for name in FILTERS if not re.fullmatch("f[1-6]|sgd", name)]
         ("doppler_spectra", "trained", ["sgd", *NAMED]),
     ],
 )
-def test_help_names_what_an_option_takes(name, option, reference):
+def test_help_names_what_option_takes(name, option, reference):
     doc = inspect.getdoc(load_script(name).Config)
     (text,) = re.findall(rf"(?m)^    {option}: ((?:.|\n)*?)(?=^    \w|\Z)", doc)
     text = " ".join(text.split())

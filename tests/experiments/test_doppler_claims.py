@@ -35,7 +35,7 @@ def numbers(result, words):
     return claim.parts
 
 
-def test_gains_are_of_the_last_round_and_have_a_standard_error():
+def test_gains_are_of_last_round_and_have_standard_error():
     rows = made({"a, no filter": 50.0, "a, f": 54.0}, {"a, no filter": 20.0, "a, f": 10.0})
     networks = ablations.networks(rows, "f", ["a"])
     (part,) = numbers(networks, "every network is better behind a filter")
@@ -72,7 +72,7 @@ def test_optimizers_are_judged_one_by_one_and_by_points():
     assert [part["verdict"] for part in parts] == [YES, NO, NO]
 
 
-def test_filters_that_are_as_the_paper_says_and_that_are_not():
+def test_filters_that_are_as_paper_says_and_that_are_not():
     names = ("no filter", "first v1", "first v2", "f1", "f2", "f3", "f4", "f5", "f6", "second")
     as_said = dict(zip(names, (50, 56, 53, 56, 54, 55, 52, 56, 50, 51), strict=True))
     slow = dict.fromkeys(names, 30.0) | {"second": 20.0}
@@ -98,7 +98,7 @@ def test_clips_are_compared_each_way(sign, verdict):
     assert set(verdicts(ablations.clips(made(ends))).values()) == {verdict}
 
 
-def test_steps_have_a_best_inside_or_at_an_end():
+def test_steps_have_best_inside_or_at_end():
     names = ["f, step 0.1", "f, step 0.2", "f, step 0.4", "f, step 0.8"]
 
     def judged(ends, early):
@@ -148,7 +148,7 @@ def test_finetuning_gains_little_and_less_at_large_budgets():
     assert judged(0.5, 0.0, places[:1])[2] == f"{UNTOLD}: one budget"
 
 
-def test_texts_gain_over_one_adam_and_not_over_the_other():
+def test_texts_gain_over_one_adam_and_not_over_other():
     ends = {"epsilon 3, no filter": 90.0, "epsilon 3, f": 91.0, "epsilon 3, uncorrected": 91.2}
     result = verdicts(ablations.texts(made(ends), "f", ["epsilon 3"]))
     assert set(result.values()) == {YES}

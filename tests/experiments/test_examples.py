@@ -45,7 +45,7 @@ BRIEF = ("secure_sum",)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_says_how_it_is_called(name):
+def test_example_says_how_it_is_called(name):
     text = (ROOT / "examples" / f"{name}.py").read_text()
     assert f"python examples/{name}.py" in ast.get_docstring(ast.parse(text))
     # Asked for help, or given what it does not take, it answers before it trains.
@@ -54,14 +54,14 @@ def test_an_example_says_how_it_is_called(name):
 
 @pytest.mark.gate(2)
 @pytest.mark.parametrize("name", WITH_ARGUMENTS)
-def test_arguments_that_do_not_fit_are_answered_by_the_usage(name, tmp_path):
+def test_arguments_that_do_not_fit_are_answered_by_usage(name, tmp_path):
     command = [sys.executable, ROOT / "examples" / f"{name}.py", "--nothing"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith(f"usage: {name}.py [-h]")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_loop_without_its_file_says_so(tmp_path):
+def test_loop_without_its_file_says_so(tmp_path):
     command = [sys.executable, ROOT / "examples" / "own_loop.py"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("usage: own_loop.py [-h] design\n")
@@ -76,7 +76,7 @@ def test_the_loop_without_its_file_says_so(tmp_path):
         if name != "own_loop"
     ],
 )
-def test_an_example_runs_twice_in_one_folder(name, tmp_path, monkeypatch, capsys):
+def test_example_runs_twice_in_one_folder(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     module = example(name)
     if name == "federated":
@@ -109,7 +109,7 @@ def sites_of(module, path, features=4):
     return [module.Site(design, i, x[i], y[i], 77 + int(groups[i])) for i in range(6)], design
 
 
-def test_the_loop_runs_where_dpjax_cannot_be_imported(tmp_path):
+def test_loop_runs_where_dpjax_cannot_be_imported(tmp_path):
     path = saved(tmp_path, "whisper_horizon", rounds=20)
     code = (
         "import runpy, sys; sys.modules['dpjax'] = None; sys.modules['jax'] = None; "
@@ -132,7 +132,7 @@ def test_the_loop_runs_where_dpjax_cannot_be_imported(tmp_path):
     assert "NOT protected from each other" in text and "at most 20 rounds" in text
 
 
-def test_the_commands_of_the_loop_and_of_its_page_make_the_file(tmp_path, monkeypatch, capsys):
+def test_commands_of_loop_and_of_its_page_make_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("sites.txt").write_text("Lyon Paris\nParis Brest\nBrest Nice\nNice Lyon\n")
     module = example("own_loop")
@@ -157,7 +157,7 @@ def test_the_commands_of_the_loop_and_of_its_page_make_the_file(tmp_path, monkey
 
 
 @pytest.mark.parametrize("design", ["independent", "whisper_horizon", "mafalda", "spacetime"])
-def test_the_loop_s_noise_is_the_file_s(design, tmp_path):
+def test_loop_s_noise_is_file_s(design, tmp_path):
     """Covariance over sites and rounds together, from what the sites draw one by one."""
     module = example("own_loop")
     size = 20_000
@@ -181,7 +181,7 @@ def test_the_loop_s_noise_is_the_file_s(design, tmp_path):
 
 
 @pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
-def test_what_the_loop_clips_is_what_the_relation_moves(relation, tmp_path):
+def test_what_loop_clips_is_what_relation_moves(relation, tmp_path):
     """Without noise, a round's message moves by the stated sensitivity at most, and can."""
     module = example("own_loop")
     sites, held = sites_of(module, saved(tmp_path, "independent", relation))
@@ -203,7 +203,7 @@ def test_what_the_loop_clips_is_what_the_relation_moves(relation, tmp_path):
     assert 1.9 < largest <= 2 + 1e-9
 
 
-def test_records_take_part_when_the_guarantee_says(tmp_path):
+def test_records_take_part_when_guarantee_says(tmp_path):
     sites, held = sites_of(example("own_loop"), saved(tmp_path, "mafalda", "replace_record"))
     epochs, separation = held["participation"]
     taken = {}
@@ -216,7 +216,7 @@ def test_records_take_part_when_the_guarantee_says(tmp_path):
         assert len(rounds) == epochs and set(np.diff(rounds)) == {separation}
 
 
-def test_the_loop_stops_when_the_budget_is_spent(tmp_path):
+def test_loop_stops_when_budget_is_spent(tmp_path):
     module = example("own_loop")
     sites = module.train(saved(tmp_path, "whisper"), seed=1)
     with pytest.raises(RuntimeError, match="budget is spent"):
@@ -243,7 +243,7 @@ def test_own_design_example_is_short_and_lies_between(capsys):
 
 
 @pytest.mark.slow
-def test_the_departure_example_states_the_total(capsys):
+def test_departure_example_states_total(capsys):
     first, second = example("departure").main(rounds=3)
     (stated,) = second.guarantees
     assert stated.epsilon == 3.0 and stated.rounds == 6 and len(stated.phases) == 2
@@ -254,7 +254,7 @@ def test_the_departure_example_states_the_total(capsys):
     assert "first phase left epsilon 2.062" in out and "was fixed before the first phase" in out
 
 
-def test_the_own_loop_page_states_a_total_over_a_departure(tmp_path, monkeypatch, capsys):
+def test_own_loop_page_states_total_over_departure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "own_loop.md").read_text().partition("## A site leaves")[2]
     (code, *_) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
@@ -313,7 +313,7 @@ def test_own_method_example_is_short_and_learns(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_federated_example_trains_and_follows(monkeypatch, capsys):
+def test_federated_example_trains_and_follows(monkeypatch, capsys):
     module = example("federated")
     monkeypatch.setattr(module, "PLACES", 6)
     monkeypatch.setattr(module, "CLIENTS", 4)

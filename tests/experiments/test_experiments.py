@@ -58,7 +58,7 @@ def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name):
 
 
 @pytest.mark.slow
-def test_rows_of_a_run_carry_its_guarantee(tmp_path):
+def test_rows_of_run_carry_its_guarantee(tmp_path):
     module = load_script("whisper_logistic")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--quiet"]) == 0
     frame = records.read(tmp_path / "whisper_logistic" / "tiny")
@@ -81,7 +81,7 @@ def test_tuning_on_reported_seeds_is_refused(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_methods_of_the_image_experiment_have_equal_trials(capsys):
+def test_methods_of_image_experiment_have_equal_trials(capsys):
     module = load_script("cifar_doppler")
     for preset in module.PRESETS.values():
         for name in preset.methods:
@@ -131,7 +131,7 @@ def test_unused_lists_of_steps_may_have_any_length():
             dataclasses.replace(tiny, **options)
 
 
-def test_the_image_experiment_says_where_it_is_not_the_papers():
+def test_image_experiment_says_where_it_is_not_papers():
     module = load_script("cifar_doppler")
     gpu = module.PRESETS["gpu"]
     assert gpu.remark == module.PRESETS["full"].remark == ""
@@ -148,7 +148,7 @@ def test_the_image_experiment_says_where_it_is_not_the_papers():
 
 
 @pytest.mark.slow
-def test_the_text_experiment_says_that_it_is_not_the_papers(tmp_path, capsys, data_folder):
+def test_text_experiment_says_that_it_is_not_papers(tmp_path, capsys, data_folder):
     pytest.importorskip("tokenizers")
     if not all((data_folder / name).is_dir() for name in TEXTS):
         pytest.skip(f"{' and '.join(TEXTS)} are not in {data_folder}")
@@ -167,7 +167,7 @@ def test_the_text_experiment_says_that_it_is_not_the_papers(tmp_path, capsys, da
 
 
 @pytest.mark.slow
-def test_the_image_experiment_runs_every_method(tmp_path, capsys):
+def test_image_experiment_runs_every_method(tmp_path, capsys):
     module = load_script("cifar_doppler")
     tiny = ["--preset", "tiny", "--quiet", "--epochs", "1", "--seeds", "0"]
     rivals = ["--rivals", *module.RIVALS, "--filter", "none", "adaptive", "0.5,0.5;"]
@@ -205,7 +205,7 @@ def test_noise_over_rounds_example_is_short_and_gains(capsys):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::dpjax.plans.statements.HopelessWarning")
-def test_the_sweep_is_drawn_and_carries_on(tmp_path, monkeypatch):
+def test_sweep_is_drawn_and_carries_on(tmp_path, monkeypatch):
     module = load_script("sweep", "examples")
     small = dict(clips=(0.3, 1.0), steps=(0.1, 0.3), rounds=8, seeds=2)
     module.main(tmp_path, epsilons=(3.0, 30.0), **small)

@@ -27,7 +27,7 @@ def given(module, *specs):
     return dataclasses.replace(module.PRESETS["tiny"], graphs=tuple(map(str, specs)))
 
 
-def test_a_file_s_network_has_the_file_s_name(module, file):
+def test_file_s_network_has_file_s_name(module, file):
     networks = module.networks(given(module, "florentine", file, "ring:4"))
     assert list(networks) == ["florentine", "peertube", "ring:4"]
     np.testing.assert_array_equal(networks["peertube"], np.full((3, 3), 1 / 3))
@@ -53,7 +53,7 @@ def test_what_is_no_network_is_refused_before_any_work(module, file, tmp_path, c
     assert not list((tmp_path / "out").rglob("*.jsonl"))
 
 
-def test_every_panel_with_a_loss_above_the_cut_ends_there(module):
+def test_every_panel_with_loss_above_cut_ends_there(module):
     rows = {"design": ["mafalda", "anti_pgd"] * 2, "round": [1, 1, 2, 2]}
     rows = pandas.DataFrame(rows | {"test_loss": [2.0, 70.0, 1.0, 8000.0]})
     _, (ax,) = plots.figure()
@@ -64,7 +64,7 @@ def test_every_panel_with_a_loss_above_the_cut_ends_there(module):
 
 
 @pytest.mark.slow
-def test_a_run_on_a_file_s_network(module, file, tmp_path, monkeypatch, real_data):
+def test_run_on_file_s_network(module, file, tmp_path, monkeypatch, real_data):
     monkeypatch.setenv("DPJAX_DATA", str(real_data("housing").parent))
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", "--graphs", str(file)]
     arguments += ["--designs", "independent", "mafalda", "--seeds", "0", "--together", "1"]

@@ -178,7 +178,7 @@ def test_seeds_of_tuning_are_not_reported(name, value, text):
         launch.check(kind((0, 1), value))
 
 
-def test_records_stay_valid_when_an_option_is_added(tmp_path):
+def test_records_stay_valid_when_option_is_added(tmp_path):
     options = launch.Options(output=tmp_path, quiet=True)
     lab = launch.Lab("trial", "tiny", options, "c")
     lab.cell("one", {"rounds": 1}, lambda folder: [{"loss": 0.5}])
@@ -188,7 +188,7 @@ def test_records_stay_valid_when_an_option_is_added(tmp_path):
         lab.cell("one", {"rounds": 1, "weights": "file"}, lambda folder: [])
 
 
-def test_cells_of_another_commit_are_read_with_a_word(tmp_path, monkeypatch, capsys):
+def test_cells_of_another_commit_are_read_with_word(tmp_path, monkeypatch, capsys):
     """Their code may have computed other rows."""
 
     def told(commit):
@@ -202,7 +202,7 @@ def test_cells_of_another_commit_are_read_with_a_word(tmp_path, monkeypatch, cap
     assert told("def").endswith("one.jsonl: read, made at commit abc\n")
 
 
-def test_a_cell_stores_its_own_place_of_a_sweep():
+def test_cell_stores_its_own_place_of_sweep():
     selection = launch.stored(PRESETS["cpu"], "names", name="a", rounds=7)
     assert selection == {"rounds": 7, "name": "a"}
     with pytest.raises(ValueError, match="listed holds 'colours'"):
@@ -210,7 +210,7 @@ def test_a_cell_stores_its_own_place_of_a_sweep():
     assert launch.file_name("a + b (first v1)_") == "a_b_first_v1"
 
 
-def test_what_must_hold_an_entry_is_refused_without() -> None:
+def test_what_must_hold_entry_is_refused_without() -> None:
     config = dataclasses.make_dataclass("Config", [("filters", tuple)])
     launch.check(config(("none",)))
     launch.check(config(()), empty=["filters"])

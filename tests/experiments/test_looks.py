@@ -39,7 +39,7 @@ def looks_of(names):
     return {name: reference[name] for name in names}
 
 
-def test_the_palette_is_the_package_s():
+def test_palette_is_package_s():
     from tests.results.test_plots import PALETTE
 
     assert {look.color for look in looks.LOOKS.values()} <= PALETTE
@@ -47,14 +47,14 @@ def test_the_palette_is_the_package_s():
 
 
 @pytest.mark.parametrize("figure", FIGURES)
-def test_no_two_series_of_a_figure_look_alike(figure):
+def test_no_two_series_of_figure_look_alike(figure):
     result = looks_of(FIGURES[figure])
     for (item, a), (other, b) in itertools.combinations(result.items(), 2):
         assert a.marker != b.marker, f"{item} and {other} have one marker"
         assert (a.color, str(a.line)) != (b.color, str(b.line)), f"{item} and {other}"
 
 
-def test_a_filter_decides_the_look_of_an_optimizer():
+def test_filter_decides_look_of_optimizer():
     result = looks.titled(["sgd", "sgd + first v1", "adam", "adam + first v1", "0.1;-0.9"])
     assert [look.label for look in result.values()] == [
         "SGD", "SGD + first v1", "AdamBC", "AdamBC + first v1",

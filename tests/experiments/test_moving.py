@@ -58,7 +58,7 @@ def drawn(strategy, value, draws, trials, rng):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draws", moving.DRAWS)
-def test_the_running_sum_s_covariance_is_that_of_draws(draws):
+def test_running_sum_s_covariance_is_that_of_draws(draws):
     """In every direction and round, and not at 1.5 times it."""
     argument = frames(T, D, K, 0.3)
     trials = 20_000
@@ -142,7 +142,7 @@ def away_and_back(angle, k=1):
 
 
 @pytest.mark.parametrize("draws", ["coordinates", "aligned", "ambient"])
-def test_three_ways_keep_the_strategy_s_guarantee(draws):
+def test_three_ways_keep_strategy_s_guarantee(draws):
     """Whatever the frames, for every participation tried."""
     cases = [frames(T, D, K, step, seed) for step in (0.1, 1.0) for seed in (0, 1)]
     for case in cases:
@@ -199,7 +199,7 @@ def test_aligned_noise_cancels_where_coordinates_do_not():
         assert left(tried, "coordinates") >= first
 
 
-def test_what_runs_online_is_the_same_rotation():
+def test_what_runs_online_is_same_rotation():
     argument = frames(T, D, K, 0.4)
     stated = np.einsum("tdi,tij->tdj", argument, moving.turns(argument))
     before = jnp.asarray(argument[0], jnp.float32)

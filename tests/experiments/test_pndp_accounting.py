@@ -47,7 +47,7 @@ def test_tiny_preset(module, tmp_path, capsys):
     np.testing.assert_allclose(ratio, (table["plain"] / table["view"]).loc[ratio.index], rtol=1e-9)
 
 
-def test_the_paper_s_numbers_on_the_florentine_families(module, tmp_path):
+def test_paper_s_numbers_on_florentine_families(module, tmp_path):
     extras = ["--graphs", "florentine", "--mixing", "uniform", "--rounds", "10", "--attackers", "1"]
     frame = records.read(run(module, tmp_path, *extras))
     mine = frame[frame["scope"] == "attacker 0"].set_index(["algorithm", "distance"])
@@ -62,7 +62,7 @@ def test_the_paper_s_numbers_on_the_florentine_families(module, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_scale_is_alpha_over_two_sigma_squared(module, tmp_path):
+def test_scale_is_alpha_over_two_sigma_squared(module, tmp_path):
     common = ["--graphs", "ring:6", "--mixing", "uniform"]
     frame = records.read(run(module, tmp_path / "one", *common))
     second = records.read(run(module, tmp_path / "two", *common, "--alpha", "3", "--sigma", "2"))
@@ -71,7 +71,7 @@ def test_the_scale_is_alpha_over_two_sigma_squared(module, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_missing_network_is_skipped_unless_named(module, tmp_path, capsys, monkeypatch):
+def test_missing_network_is_skipped_unless_named(module, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "own.txt").write_text("0 1\n1 2\n2 3\n")
@@ -85,7 +85,7 @@ def test_a_missing_network_is_skipped_unless_named(module, tmp_path, capsys, mon
     assert "none.txt" in capsys.readouterr().err
 
 
-def test_the_sparse_graph_is_that_of_the_authors_code(module):
+def test_sparse_graph_is_that_of_authors_code(module):
     drawn = nx.erdos_renyi_graph(100, math.log(100) / 100, seed=1000 * 42)
     assert nx.is_connected(drawn)
     assert set(graphs.parse(module.SPARSE).edges) == set(drawn.edges)
@@ -94,7 +94,7 @@ def test_the_sparse_graph_is_that_of_the_authors_code(module):
 
 
 @pytest.mark.slow
-def test_the_numbers_on_the_authors_random_graph(module, tmp_path):
+def test_numbers_on_authors_random_graph(module, tmp_path):
     extras = [
         "--graphs",
         module.SPARSE,

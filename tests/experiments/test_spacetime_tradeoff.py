@@ -35,7 +35,7 @@ def test_records_are_read_back(module, folder, capsys):
 
 
 @pytest.mark.slow
-def test_joint_noise_is_between_its_parents_and_the_bound(folder):
+def test_joint_noise_is_between_its_parents_and_bound(folder):
     frame = records.read([folder / "energy_florentine.jsonl", folder / "energy_ring.jsonl"])
     table = frame.pivot(index=["graph", "epochs", "rounds"], columns="algorithm", values="relative")
     assert len(table) == 8 and np.isfinite(table.to_numpy()).all()

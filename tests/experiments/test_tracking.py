@@ -29,14 +29,14 @@ SWEEPS = ("gaps", "methods", "border", "networks")
         (["--beta", "-1"], "beta is -1"),
     ],
 )
-def test_options_of_a_budget_are_refused_before_any_work(tmp_path, capsys, name, options, text):
+def test_options_of_budget_are_refused_before_any_work(tmp_path, capsys, name, options, text):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), *options]
     assert load_script(name).main(arguments) == 2
     assert text in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_spread_is_a_number_above_zero(tmp_path, capsys):
+def test_spread_is_number_above_zero(tmp_path, capsys):
     module = load_script("tracking_leakage")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--spread", "0"]) == 2
     assert "spread is 0" in capsys.readouterr().err
@@ -55,7 +55,7 @@ def test_decays_of_images_are_checked_too(tmp_path, capsys):
         (["--agents", "26", "--parts", "spread"], "agents holds 26, a batch of 8 each"),
     ],
 )
-def test_agents_without_a_batch_are_refused_before_any_work(
+def test_agents_without_batch_are_refused_before_any_work(
     tmp_path, capsys, monkeypatch, options, text
 ):
     module = load_script("tracking_mnist")
@@ -66,7 +66,7 @@ def test_agents_without_a_batch_are_refused_before_any_work(
 
 
 @pytest.mark.slow
-def test_the_spread_of_gradients_is_that_of_a_plain_loop(tmp_path, capsys):
+def test_spread_of_gradients_is_that_of_plain_loop(tmp_path, capsys):
     module = load_script("tracking_mnist")
     arguments = ["--preset", "tiny", "--parts", "spread", "--output", str(tmp_path), "--pairs", "9"]
     assert module.main(arguments) == 0
@@ -147,7 +147,7 @@ def test_records_of_leakage_are_read_as_stored(tmp_path, capsys):
     assert sum(": read" in line for line in lines) == 10
 
 
-def test_quadrature_of_a_normal_number_behind_laplace_noise():
+def test_quadrature_of_normal_number_behind_laplace_noise():
     reported = load_script("tracking_leakage").told
     rng = np.random.default_rng(0)
     for spread, scale in ((4.0, 1.0), (1.0, 1.0), (30.0, 60.0)):
@@ -162,7 +162,7 @@ def test_quadrature_of_a_normal_number_behind_laplace_noise():
     assert reported(0.02, 1.0) / reported(0.01, 1.0) == pytest.approx(4, rel=0.05)
 
 
-def test_no_spread_gives_the_values_of_the_paper_at_one_and_a_tenth():
+def test_no_spread_gives_values_of_paper_at_one_and_tenth():
     module = load_script("tracking_leakage")
     # Noise b times longer hides at most log b nats more: Laplace is Laplace and something else.
     for spread in (3.0, 30.0, 300.0, 3000.0):
@@ -176,7 +176,7 @@ def test_no_spread_gives_the_values_of_the_paper_at_one_and_a_tenth():
 
 
 @pytest.mark.slow
-def test_whoever_sees_all_links_solves_for_the_gradient_of_correlated_randomness():
+def test_whoever_sees_all_links_solves_for_gradient_of_correlated_randomness():
     module = load_script("tracking_leakage")
     config = dataclasses.replace(module.PRESETS["tiny"], until=4, rounds=10, trials=5)
     views = module.correlated(config)

@@ -41,7 +41,7 @@ def found():
 
 
 @pytest.mark.slow
-def test_the_best_trial_is_run_as_it_would_be_alone():
+def test_best_trial_is_run_as_it_would_be_alone():
     best = found()
     scores = {
         (item.name, step): score
@@ -57,7 +57,7 @@ def test_the_best_trial_is_run_as_it_would_be_alone():
 
 
 @pytest.mark.slow
-def test_rows_have_every_trial_and_the_best_curve():
+def test_rows_have_every_trial_and_best_curve():
     rows = found().rows(lambda value, result: {"setting": value.name}, design="m")
     tried = [row for row in rows if row["phase"] == "tuning"]
     assert [(row["setting"], row["step_size"]) for row in tried] == [
@@ -75,7 +75,7 @@ def test_rows_have_every_trial_and_the_best_curve():
     assert {row["design"] for row in rows} == {"m"}
 
 
-def test_a_run_that_diverged_is_never_the_best(monkeypatch):
+def test_run_that_diverged_is_never_best(monkeypatch):
     scores = {1e3: np.nan, 1.0: 0.2, 0.1: 0.3, 0.01: 0.3}
 
     def run(plans, problem, *, seeds, **options):
@@ -109,7 +109,7 @@ def test_a_run_that_diverged_is_never_the_best(monkeypatch):
         (None, 3, [(4.0, 2.0, 1.0)]),
     ],
 )
-def test_steps_beyond_a_best_end_are_tried(monkeypatch, tmp_path, peak, moves, reached):
+def test_steps_beyond_best_end_are_tried(monkeypatch, tmp_path, peak, moves, reached):
     """Scores fall with the distance from the peak; without one, every run diverged."""
     folders = []
 

@@ -247,7 +247,7 @@ def test_thousands_of_mutated_files(kind: Kind, tmp_path: Path) -> None:
     check(kind, tmp_path, 650)
 
 
-def test_a_changed_design_with_its_old_digest_is_refused(tmp_path: Path) -> None:
+def test_changed_design_with_its_old_digest_is_refused(tmp_path: Path) -> None:
     """Also where the archive itself is whole: zip's own checksums are no protection from edits."""
     path = tmp_path / "design.npz"
     make_design(path)

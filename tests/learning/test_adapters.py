@@ -54,7 +54,7 @@ def along(up):
     return {"params": {**PARAMS["params"], "up": jnp.asarray(up, jnp.float32)}}
 
 
-def test_at_the_start_the_model_is_the_frozen_one():
+def test_at_start_model_is_frozen_one():
     still = plan.make(make_config(design="non_private", step_size=1e-30, rounds=1), RING)
     task = make()
     text = run(still, task, seeds=[0]).predictor(task, seed=0, agent=1)(X)
@@ -69,7 +69,7 @@ def test_at_the_start_the_model_is_the_frozen_one():
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("up", [np.zeros((RANK, OUTPUTS)), RNG.normal(size=(RANK, OUTPUTS))])
-def test_the_clipped_sum_is_of_adapters_alone(up):
+def test_clipped_sum_is_of_adapters_alone(up):
     """Record by record; norms that count the frozen layer, the broken twin, give less."""
     params = along(up)
     clip_norm = 0.1
@@ -102,7 +102,7 @@ def test_the_clipped_sum_is_of_adapters_alone(up):
 
 
 @pytest.mark.slow
-def test_a_private_run_moves_and_sends_adapters_alone():
+def test_private_run_moves_and_sends_adapters_alone():
     training_plan = plan.make(make_config(rounds=2), RING)
     task = make()
     exchange = host.local_transport(training_plan)

@@ -52,7 +52,7 @@ def presence(sampler, counts, rounds, seed=3):
 
 
 @pytest.mark.mutant
-def test_a_record_is_in_one_bin_the_same_in_every_cycle():
+def test_record_is_in_one_bin_same_in_every_cycle():
     sampler = BallsInBins(BINS, 5, records=60)
     result = presence(sampler, COUNTS, T)
     for agent, count in enumerate(COUNTS):
@@ -66,7 +66,7 @@ def test_a_record_is_in_one_bin_the_same_in_every_cycle():
     assert (result != presence(sampler, COUNTS, T, seed=4)).any()
 
 
-def test_an_audit_of_draws_finds_its_pattern():
+def test_audit_of_draws_finds_its_pattern():
     draws.audit(BallsInBins(BINS, 5, records=60), COUNTS, T)
 
 
@@ -83,7 +83,7 @@ def test_bins_are_even_and_records_apart():
         assert drawn.var() == pytest.approx(deviation**2, rel=0.4)
 
 
-def test_the_divisor_is_the_largest_expected_batch_and_public():
+def test_divisor_is_largest_expected_batch_and_public():
     sampler = made().sampler
     assert sampler.records == 60 and sampler.divisor == 60 / BINS
     np.testing.assert_allclose(sampler.fill_share(COUNTS, T), COUNTS / 60)
@@ -92,7 +92,7 @@ def test_the_divisor_is_the_largest_expected_batch_and_public():
         BallsInBins(BINS, 6).draw(jax.random.key(0), 0, jnp.asarray(COUNTS))
 
 
-def test_a_plan_states_its_loss_and_what_it_counts_on():
+def test_plan_states_its_loss_and_what_it_counts_on():
     stated = made().guarantee
     loss = stated.loss
     assert stated.accountant == "balls_in_bins" and stated.mu is None
@@ -187,7 +187,7 @@ def test_numbers_that_do_not_fit_are_refused(tmp_path):
 
 
 @pytest.mark.mutant
-def test_a_run_draws_its_bins_once_from_the_noises_key():
+def test_run_draws_its_bins_once_from_noises_key():
     """One agent without noise, against a loop whose bins are drawn by the run's secret key."""
     task = make_problem(1)
     seed = 5
@@ -216,7 +216,7 @@ def test_a_run_draws_its_bins_once_from_the_noises_key():
         np.testing.assert_allclose(leaf, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_private_run_and_the_first_rounds_of_one():
+def test_private_run_and_first_rounds_of_one():
     task = make_problem(4)
     plan_ = plan.make(config(), RING, counts=task.partition.counts)
     stopped = run(plan_, task, seeds=[0], eval_every=4, stop_at=4)

@@ -50,7 +50,7 @@ def moved(augment):
     return np.linalg.norm(sums[0] - sums[1]) / CLIP
 
 
-def test_what_mixes_records_is_not_bounded_by_the_clip():
+def test_what_mixes_records_is_not_bounded_by_clip():
     assert moved(lambda x: lambda key, record: -record) <= 1
     assert moved(lambda x: lambda key, record: record - 4 * jnp.asarray(x)[3]) > 1.5
 
@@ -59,7 +59,7 @@ def test_what_mixes_records_is_not_bounded_by_the_clip():
     "held", [X, X[:7], X.astype(np.float64), np.vstack([X[:3], np.eye(4)[:3]])]
 )
 @pytest.mark.parametrize("compiled", [False, True])
-def test_an_augmentation_that_holds_records_is_refused(held, compiled):
+def test_augmentation_that_holds_records_is_refused(held, compiled):
     augment = jax.jit(mixing(held)) if compiled else mixing(held)
     with pytest.raises(ValueError, match="augment holds an array .* of the training records"):
         made(augment)
@@ -70,7 +70,7 @@ def test_public_arrays_are_no_records(held):
     made(mixing(held.astype(np.float32)))
 
 
-def test_a_loss_that_holds_records_is_refused():
+def test_loss_that_holds_records_is_refused():
     single = made()
 
     def near(params, x, y):

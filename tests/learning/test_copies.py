@@ -82,7 +82,7 @@ def clipped(gradient):
 
 
 @pytest.mark.parametrize("number", [1, 4])
-def test_a_records_gradient_is_the_mean_over_its_variants_and_then_clipped(number):
+def test_records_gradient_is_mean_over_its_variants_and_then_clipped(number):
     query = RecordQuery(loss, None, CLIP, "flat", None, Augmentation(jitter, number))
     total = jax.jit(query)(MODELS, batch()).total["w"]
     expected = [sum(map(clipped, gradients)) for gradients in loops(number, PADDING)]
@@ -95,7 +95,7 @@ def test_a_records_gradient_is_the_mean_over_its_variants_and_then_clipped(numbe
 
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("padding", [None, PADDING])
-def test_an_agents_gradient_is_the_mean_over_all_variants(complete, padding):
+def test_agents_gradient_is_mean_over_all_variants(complete, padding):
     def batch_loss(params, x, y):
         return jnp.mean(jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y))
 
@@ -138,7 +138,7 @@ def by_records(x, y, padding, number):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("number", [1, 8])
-def test_one_record_moves_the_sum_by_the_clip_norm_whatever_the_copies(number):
+def test_one_record_moves_sum_by_clip_norm_whatever_copies(number):
     assert 0.5 * CLIP < moved(by_query, number) <= CLIP * (1 + 1e-6)
     twin = moved(by_records, number)
     assert twin > 1.5 * CLIP if number > 1 else twin <= CLIP * (1 + 1e-6)
@@ -171,7 +171,7 @@ def seen(result):
     }
 
 
-def test_keys_follow_from_the_public_key_the_round_and_the_row_alone():
+def test_keys_follow_from_public_key_round_and_row_alone():
     task = make(augment=jitter, augmentation_multiplicity=2)
     complete = seen(drawn(Full(), task)[1])
     assert set(complete) == set(range(len(X))) and len(set(complete.values())) == len(X)
@@ -187,7 +187,7 @@ def test_keys_follow_from_the_public_key_the_round_and_the_row_alone():
 
 
 @pytest.mark.slow
-def test_passes_make_the_same_variants():
+def test_passes_make_same_variants():
     task = make(augment=jitter, augmentation_multiplicity=2)
     statics, batch = drawn(Poisson(5.0, 2), task)
     assert statics.query.capacity == 2 and isinstance(batch, UngatheredBatch)
@@ -211,7 +211,7 @@ def test_runs_without_augmentation_have_no_keys():
 @pytest.mark.parametrize(
     "relation", [pytest.param("replace_agent", marks=pytest.mark.slow), "zero_out_record"]
 )
-def test_resumed_and_on_the_host_a_run_makes_the_same_variants(tmp_path, relation):
+def test_resumed_and_on_host_run_makes_same_variants(tmp_path, relation):
     task = make(augment=jitter, augmentation_multiplicity=3)
     sampler = Poisson(4.0, 3) if relation == "zero_out_record" else None
     changes = {} if sampler is None else {"sampler": sampler}

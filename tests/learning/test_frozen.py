@@ -85,7 +85,7 @@ SLOW = ("automatic", "rounds")
     "name",
     ["agent", *(pytest.param(case, marks=pytest.mark.slow) for case in ("record", *SLOW))],
 )
-def test_training_a_head_is_training_it_on_the_bodys_features(network, name):
+def test_training_head_is_training_it_on_bodys_features(network, name):
     """Gradient, clip, noise and gossip of the head are those of a model that has no body."""
     changes = {"batch_size": 6, "rounds": 4, "clip_norm": 0.2} | CONFIGS[name]
     training_plan = plan.make(make_config(**changes), network)
@@ -126,7 +126,7 @@ def batches():
 
 
 @pytest.mark.parametrize("kind", ["agent", "record", "record-microbatch"])
-def test_one_record_moves_the_trained_leaves_by_no_more_than_stated(kind):
+def test_one_record_moves_trained_leaves_by_no_more_than_stated(kind):
     task = make()
     query = queries(task)[kind].merging(task.frozen)
     models = jax.tree.map(lambda leaf: jnp.stack([2 * leaf] * AGENTS), task.init(KEY))
@@ -139,7 +139,7 @@ def test_one_record_moves_the_trained_leaves_by_no_more_than_stated(kind):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("kind", ["agent", "record", "record-microbatch"])
-def test_the_norm_is_of_trained_gradients_alone(kind):
+def test_norm_is_of_trained_gradients_alone(kind):
     """Each term by hand; a clip that counts frozen gradients, the broken twin, gives less."""
     task, (batch, _) = make(), batches()
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * AGENTS), task.init(KEY))
@@ -222,7 +222,7 @@ def _body(task):
 
 
 @pytest.mark.slow
-def test_poisson_batches_several_devices_and_one_problem_a_seed(network):
+def test_poisson_batches_several_devices_and_one_problem_seed(network):
     from dpjax.learning import samplers
 
     sampler = samplers.Poisson(4, capacity=3)
@@ -248,7 +248,7 @@ def test_poisson_batches_several_devices_and_one_problem_a_seed(network):
 
 
 @pytest.mark.slow
-def test_frozen_values_are_a_part_of_what_a_run_is(tmp_path, network):
+def test_frozen_values_are_part_of_what_run_is(tmp_path, network):
     training_plan = plan.make(make_config(rounds=4), network)
 
     class Cut(Exception):
@@ -288,13 +288,13 @@ def test_counts_are_of_trained_leaves(network):
         {"params": {"body": {"kernel": True, "bias": True}, "head": False}},
     ],
 )
-def test_a_tree_of_bools_says_the_same(frozen):
+def test_tree_of_bools_says_same(frozen):
     first = make()
     other = make(frozen=frozen)
     assert jax.tree.structure(first.frozen) == jax.tree.structure(other.frozen)
 
 
-def test_an_mlp_with_frozen_layers_takes_no_fast_norm():
+def test_mlp_with_frozen_layers_takes_no_fast_norm():
     """Its own sum of weighted gradients is of all layers."""
     model = MLP(hidden=(HIDDEN,), outputs=3)
     params = model.init(KEY, jnp.zeros((1, FEATURES)))
@@ -343,7 +343,7 @@ def test_refusals(arguments, message):
         make(**arguments)
 
 
-def test_a_problem_of_ones_own_has_one_value_in_every_place():
+def test_problem_of_ones_own_has_one_value_in_every_place():
     task = make()
     for invalid in ({"params": {"body": None, "head": None}}, PARAMS, (jnp.zeros(3),)):
         with pytest.raises(ValueError, match="frozen has other places than init leaves free"):
@@ -406,7 +406,7 @@ def test_methods_of_ones_own_releases_and_phases(tmp_path, network):
 
 
 @pytest.mark.slow
-def test_messages_that_cross_a_network_are_trained_leaves_alone(network):
+def test_messages_that_cross_network_are_trained_leaves_alone(network):
     """The host loop trains the same head, and what it hands over holds nothing of the body."""
     training_plan = plan.make(make_config(rounds=3), network)
     exchange = host.local_transport(training_plan)

@@ -52,7 +52,7 @@ def clipped(vector):
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-def test_an_agents_local_training_is_clipped_as_a_whole(steps):
+def test_agents_local_training_is_clipped_as_whole(steps):
     query = jax.jit(AgentQuery(loss, None, CLIP, "flat").local_steps(steps, RATE))
     total = query(MODELS, (X, Y, PADDING)).total
     for i, length in enumerate([4, 2, 0]):
@@ -67,7 +67,7 @@ def test_an_agents_local_training_is_clipped_as_a_whole(steps):
     assert np.abs(total[0] - np.mean(each, 0)).max() > 1e-3
 
 
-def test_a_records_local_training_moves_a_sum_no_farther_than_the_clip():
+def test_records_local_training_moves_sum_no_farther_than_clip():
     query = jax.jit(RecordQuery(loss, None, CLIP, "flat", None).local_steps(3, RATE))
     total = query(MODELS, (X, Y, PADDING)).total
     for i, length in enumerate([4, 2, 0]):
@@ -82,7 +82,7 @@ def test_a_records_local_training_moves_a_sum_no_farther_than_the_clip():
     assert np.linalg.norm(without[0]) <= CLIP * (1 + 1e-6)
 
 
-def test_encoders_see_the_whole_walk():
+def test_encoders_see_whole_walk():
     query = AgentQuery(loss, None, CLIP, "flat").local_steps(3, RATE)
     frame = jnp.eye(D, 2)
     function = jax.jit(lambda *given: query(*given, lambda gradient: gradient @ frame).total)(
@@ -101,7 +101,7 @@ T = EPOCHS * M * EACH // BATCH
 
 
 @pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_leaving_a_client_out_moves_a_message_by_the_clip_whatever_the_encoder(steps):
+def test_leaving_client_out_moves_message_by_clip_whatever_encoder(steps):
     centre = jnp.zeros(D, jnp.float32).at[0].set(3.0)
     query = AgentQuery(loss, None, CLIP, "flat").local_steps(steps, RATE)
 
@@ -121,7 +121,7 @@ def test_leaving_a_client_out_moves_a_message_by_the_clip_whatever_the_encoder(s
 
 
 @pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_records_in_the_places_of_padding_move_nothing(steps):
+def test_records_in_places_of_padding_move_nothing(steps):
     query = jax.jit(AgentQuery(loss, None, CLIP, "flat").local_steps(steps, RATE))
     models = jnp.ones((1, D), jnp.float32)
     y = jnp.zeros((1, 2), jnp.float32)
@@ -168,7 +168,7 @@ def config(relation, **changes):
 
 
 @pytest.mark.parametrize("relation", ["zero_out_client", "zero_out_record"])
-def test_what_is_clipped_is_the_relations(relation):
+def test_what_is_clipped_is_relations(relation):
     """A message is a client's clipped walk, or the sum of its records'."""
     training_plan = plan.make(
         config(relation, noise=None, budget=None, method=Federated(Sum())), COMPLETE
@@ -182,7 +182,7 @@ def test_what_is_clipped_is_the_relations(relation):
     assert np.isfinite(result.metrics["test_loss"]).all()
 
 
-def test_local_steps_cost_nothing_in_the_guarantee_and_are_checked():
+def test_local_steps_cost_nothing_in_guarantee_and_are_checked():
     plain = plan.make(config("zero_out_client", method=Federated(Trusted())), COMPLETE)
     walks = plan.make(config("zero_out_client"), COMPLETE)
     assert plain.guarantee == walks.guarantee
@@ -208,6 +208,6 @@ class Unclipped(Federated):
 
 
 @pytest.mark.mutant
-def test_a_walk_beside_the_clip_is_refused():
+def test_walk_beside_clip_is_refused():
     with pytest.raises(ValueError, match="none of the . answers"):
         plan.make(config("zero_out_client", method=Unclipped(Trusted())), COMPLETE)

@@ -49,7 +49,7 @@ def reading(kind=np.int64, seed=0, **options):
 @pytest.mark.parametrize(
     "relation", [pytest.param("replace_agent", marks=pytest.mark.slow), "zero_out_record"]
 )
-def test_tokens_are_learned_from_and_a_stopped_run_goes_on(tmp_path, network, relation):
+def test_tokens_are_learned_from_and_stopped_run_goes_on(tmp_path, network, relation):
     task = reading()
     assert task.x.dtype == np.int32 and task.evaluation[0].dtype == np.int32
     assert jax.eval_shape(task.init, jax.random.key(0))["params"]["Embed_0"]["embedding"].shape
@@ -157,7 +157,7 @@ def measured(task, agents=AGENTS):
 
 
 @pytest.mark.parametrize("batch", [1, 7, 20])
-def test_evaluation_in_batches_is_the_whole_evaluation(batch):
+def test_evaluation_in_batches_is_whole_evaluation(batch):
     """Every record counts once, those of a short last batch too."""
     complete = measured(reading())
     parts = measured(reading(eval_batch=batch))
@@ -167,7 +167,7 @@ def test_evaluation_in_batches_is_the_whole_evaluation(batch):
 
 
 @pytest.mark.mutant
-def test_a_test_set_that_a_batch_repeats_or_drops_is_noticed():
+def test_test_set_that_batch_repeats_or_drops_is_noticed():
     """The broken twins of the test above: the mean of the batches' means, and whole batches."""
     x, y = texts()
     pieces = [(0, 7), (7, 14), (14, 20)]
@@ -237,7 +237,7 @@ class Branching(nn.Module):
         (Reader(), (LENGTH,), np.int32, LENGTH * 5),
     ],
 )
-def test_only_what_grows_with_the_records_counts(monkeypatch, model, shape, kind, widest):
+def test_only_what_grows_with_records_counts(monkeypatch, model, shape, kind, widest):
     """Weights that are turned round or cast do not: 320,000 and 2,000,000 numbers here."""
     monkeypatch.setattr("dpjax.learning.supervised._EVALUATED", 12 * widest * AGENTS)
     assert _records_at_once(model, np.zeros((12, *shape), kind), AGENTS) is None
@@ -256,7 +256,7 @@ def test_no_number_of_records(batch):
 
 
 @pytest.mark.slow
-def test_a_run_measures_in_batches(network):
+def test_run_measures_in_batches(network):
     training_plan = plan.make(make_config(rounds=4), network)
     complete, parts = (
         run(training_plan, reading(**case), seeds=[0]) for case in ({}, {"eval_batch": 6})

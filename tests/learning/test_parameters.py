@@ -22,7 +22,7 @@ def other_body():
     return {"params": {**PARAMS["params"], "body": BODY}}
 
 
-def test_no_leaf_of_a_start_can_be_replaced(network):
+def test_no_leaf_of_start_can_be_replaced(network):
     task = make()
     training_plan = plan.make(make_config(rounds=2), network)
     before = run(training_plan, task, seeds=[0])
@@ -36,7 +36,7 @@ def test_no_leaf_of_a_start_can_be_replaced(network):
     assert task.init != make(params=jax.tree.map(lambda leaf: leaf + 1, PARAMS)).init
 
 
-def test_models_are_put_together_with_the_frozen_values_they_were_trained_with(tmp_path, network):
+def test_models_are_put_together_with_frozen_values_they_were_trained_with(tmp_path, network):
     task = make()
     training_plan = plan.make(make_config(rounds=2), network)
     result = run(training_plan, task, seeds=[0])
@@ -81,7 +81,7 @@ def test_statistics_are_no_parameters():
 
 
 @pytest.mark.parametrize("frozen", [None, lambda path: "body" in path])
-def test_what_is_trained_has_the_models_own_dtype(frozen):
+def test_what_is_trained_has_models_own_dtype(frozen):
     with pytest.raises(ValueError, match="params params/.* are int32 and the model's float32"):
         make(frozen=frozen, params=jax.tree.map(lambda leaf: np.zeros(leaf.shape, int), PARAMS))
     for kind in (np.float16, jnp.bfloat16):
@@ -94,7 +94,7 @@ def test_what_is_trained_has_the_models_own_dtype(frozen):
     } == {"float32"}
 
 
-def test_a_frozen_body_may_be_held_in_half_the_memory():
+def test_frozen_body_may_be_held_in_half_memory():
     body = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), PARAMS["params"]["body"])
     task = make(params={"params": {**PARAMS["params"], "body": body}})
     assert task.frozen["params"]["body"]["kernel"].dtype == jnp.bfloat16
@@ -122,7 +122,7 @@ def test_examples_that_are_no_array(x, message):
         supervised(Net(), "cross_entropy", (x, Y), (X, Y), SHARDS)
 
 
-def test_a_problem_of_ones_own_has_rows():
+def test_problem_of_ones_own_has_rows():
     for name in ("x", "y"):
         with pytest.raises(ValueError, match=f"{name} is .*3"):
             dataclasses.replace(make(), **{name: np.float32(3)})

@@ -85,7 +85,7 @@ def asked(query, encode=combined, models=MODELS, x=X, weights=None):
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_an_answer_is_the_clipped_combination(name):
+def test_answer_is_clipped_combination(name):
     got = asked(QUERIES[name])
     got = np.concatenate([got["w"], got["b"][:, None]], axis=1)
     np.testing.assert_allclose(got, by_hand(name.split("s")[0]), rtol=2e-5, atol=1e-5)
@@ -93,7 +93,7 @@ def test_an_answer_is_the_clipped_combination(name):
 
 @pytest.mark.gate(2)
 @pytest.mark.parametrize("name", QUERIES)
-def test_weights_are_an_encode_of_their_own(name):
+def test_weights_are_encode_of_their_own(name):
     expected = asked(QUERIES[name])
     got = asked(QUERIES[name], encode=None, weights=WEIGHTS)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, expected)
@@ -123,7 +123,7 @@ class Net(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per_layer", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_model_that_knows_its_norms_gives_the_same(per_layer):
+def test_model_that_knows_its_norms_gives_same(per_layer):
     """Sums of gradients that are never formed, at two points, against those of single records."""
     model = Net()
     random = np.random.default_rng(1)
@@ -157,7 +157,7 @@ def test_a_model_that_knows_its_norms_gives_the_same(per_layer):
     assert not fast.points(WEIGHTS).one_by_one
 
 
-def test_a_faster_mean_loss_is_asked_at_all_points():
+def test_faster_mean_loss_is_asked_at_all_points():
     queries = [AgentQuery(loss, fast, CLIP, "flat") for fast in (None, batch_loss)]
     complete = (*(jnp.asarray(part, jnp.float32) for part in (X, Y)), None)
     answers = [
@@ -171,7 +171,7 @@ def test_a_faster_mean_loss_is_asked_at_all_points():
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ["agent", "record", "passes"])
-def test_frozen_leaves_are_the_same_at_all_points(name):
+def test_frozen_leaves_are_same_at_all_points(name):
     complete = {**MODELS, "b": np.full((N, POINTS), 0.7)}
     trained = {"w": MODELS["w"], "b": None}
     query = QUERIES[name].merging({"w": None, "b": jnp.float32(0.7)})
@@ -185,7 +185,7 @@ def test_frozen_leaves_are_the_same_at_all_points(name):
     np.testing.assert_allclose(asked(query, models=trained)["w"], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_without_an_encode_the_stack_is_clipped_as_a_whole():
+def test_without_encode_stack_is_clipped_as_whole():
     got = asked(dataclasses.replace(RECORD, clip_norm=0.1), encode=None)
     norms = np.sqrt((got["w"] ** 2).sum((1, 2)) + (got["b"] ** 2).sum(1))
     assert got["w"].shape == (N, POINTS, D)
@@ -225,6 +225,6 @@ def moved(query):
 
 
 @pytest.mark.mutant
-def test_one_record_moves_an_answer_by_twice_the_clip_at_most():
+def test_one_record_moves_answer_by_twice_clip_at_most():
     assert 0 < moved(RECORD) <= 2 * CLIP * (1 + 1e-6)
     assert moved(separately(RECORD)) > 2 * CLIP

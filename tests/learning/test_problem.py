@@ -32,7 +32,7 @@ def make(model=None, loss="cross_entropy", train=(X, Y), test=(X, Y), shards=SHA
     return supervised(model or MLP(hidden=(4,), outputs=3), loss, train, test, shards)
 
 
-def test_a_good_problem_and_its_fingerprint():
+def test_good_problem_and_its_fingerprint():
     result = make()
     assert result.agents == 3 and result.fingerprint() == make().fingerprint()
     assert result.fingerprint() != make(train=(X + 1, Y)).fingerprint()
@@ -125,7 +125,7 @@ def test_data_frames_that_agree_are_what_their_arrays_are():
         ([[0], [12]], [1, 1], "indices reach from 0 to 12"),
     ],
 )
-def test_partitions_that_would_change_the_sensitivity(indices, counts, message):
+def test_partitions_that_would_change_sensitivity(indices, counts, message):
     shards = partition.Partition(np.asarray(indices), np.asarray(counts))
     with pytest.raises(ValueError, match=message):
         make(shards=shards)
@@ -140,14 +140,14 @@ def test_names_that_records_cannot_hold_are_refused():
         dataclasses.replace(make(), name=5)
 
 
-def test_data_cannot_be_changed_after_the_check():
+def test_data_cannot_be_changed_after_check():
     result = make()
     for array in (result.x, result.y, *result.partition[:2]):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
 
 
-def test_a_problem_prints_its_size_and_no_data():
+def test_problem_prints_its_size_and_no_data():
     display = repr(quadratics(4))
     assert display.startswith("Problem('") and "4 agents" in display and "array" not in display
 
@@ -281,7 +281,7 @@ def test_more_metrics_are_means_over_agents(eval_batch):
 
 
 @pytest.mark.slow
-def test_weights_of_classes_are_factors_of_the_training_loss():
+def test_weights_of_classes_are_factors_of_training_loss():
     plain = classifier()
     task = classifier(class_weights=(1.0, 2.0, 0.5))
     params = task.init(jax.random.key(0))
@@ -320,7 +320,7 @@ def test_metrics_and_weights_that_are_none_are_refused(options, match):
         classifier(**options)
 
 
-def test_a_problem_that_went_to_another_process_runs():
+def test_problem_that_went_to_another_process_runs():
     sent = cloudpickle.loads(cloudpickle.dumps(make()))
     shapes = jax.eval_shape(sent.init, jax.random.key(0))
     assert jax.tree.structure(shapes) == jax.tree.structure(make().init(jax.random.key(0)))

@@ -33,7 +33,7 @@ def gradient(matrix: np.ndarray, center: np.ndarray, x: np.ndarray) -> np.ndarra
 
 
 @pytest.mark.parametrize("n", [2, 5, 20])
-def test_the_first_half_is_the_formula(n: int) -> None:
+def test_first_half_is_formula(n: int) -> None:
     outcome = objectives(n)
     x = np.array([0.7, -1.3])
     for i in range(1, n // 2 + 1):
@@ -42,7 +42,7 @@ def test_the_first_half_is_the_formula(n: int) -> None:
         np.testing.assert_allclose(result, want, rtol=1e-13)
 
 
-def test_the_second_half_is_the_formula_turned_about_its_minimiser() -> None:
+def test_second_half_is_formula_turned_about_its_minimiser() -> None:
     outcome = objectives(6)
     angle = np.pi / 12
     for i in range(4, 7):
@@ -56,7 +56,7 @@ def test_the_second_half_is_the_formula_turned_about_its_minimiser() -> None:
             np.testing.assert_allclose(result, cost, rtol=1e-13)
 
 
-def test_the_gradient_is_the_numerical_one() -> None:
+def test_gradient_is_numerical_one() -> None:
     result = objectives(20)
     x = np.array([1.7, -0.4])
     h = 1e-5
@@ -69,7 +69,7 @@ def test_the_gradient_is_the_numerical_one() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 20])
-def test_the_minimum_is_the_average_s(n: int) -> None:
+def test_minimum_is_average_s(n: int) -> None:
     result = objectives(n)
     np.testing.assert_allclose(
         average(result, result.minimiser), result.minimum, rtol=1e-12, atol=1e-12

@@ -58,7 +58,7 @@ def test_every_record_is_in_every_round_and_padding_is_none():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("relation", ["zero_out_record", "replace_agent"])
-def test_a_run_is_full_gradient_descent(relation):
+def test_run_is_full_gradient_descent(relation):
     """Without noise or clip: sums over the largest count, or the agents' own means."""
     single = made(relation, clip_norm=1e6, noise=None, budget=None, step_size=0.3)
     argument = task()
@@ -86,7 +86,7 @@ def test_a_run_is_full_gradient_descent(relation):
         np.testing.assert_allclose(b[0, 0], a, rtol=2e-5, atol=2e-6)
 
 
-def test_the_guarantee_is_that_of_records_that_may_come_in_every_round():
+def test_guarantee_is_that_of_records_that_may_come_in_every_round():
     complete = made()
     random = plan.make(make_config(relation="zero_out_record", rounds=3, batch_size=2), RING)
     assert complete.guarantee == random.guarantee
@@ -98,7 +98,7 @@ def test_the_guarantee_is_that_of_records_that_may_come_in_every_round():
     assert complete.forecast(5) == complete.forecast(5, counts=COUNTS)
 
 
-def test_a_record_moves_its_agents_sum_by_no_more_than_the_clip():
+def test_record_moves_its_agents_sum_by_no_more_than_clip():
     single = made()
     argument = task()
     statics = Statics.of((single,), (argument,))
@@ -117,7 +117,7 @@ def test_a_record_moves_its_agents_sum_by_no_more_than_the_clip():
     assert 0 < norms[1] <= 2 * 0.5 * (1 + 1e-6) and np.delete(norms, 1).max() == 0
 
 
-def test_counts_are_needed_and_are_those_of_the_problem():
+def test_counts_are_needed_and_are_those_of_problem():
     config = make_config(sampler=Full(), relation="zero_out_record")
     with pytest.raises(ValueError, match=r"counts is None for sampler Full.*counts=shards"):
         plan.make(config, RING)
@@ -143,7 +143,7 @@ class Doubled(Full):
 
 
 @pytest.mark.mutant
-def test_a_full_sampler_that_repeats_a_record_is_found():
+def test_full_sampler_that_repeats_record_is_found():
     with pytest.raises(ValueError, match="draws a record of agent 0 twice"):
         draws.audit(dataclasses.dataclass(frozen=True)(Doubled)(9), COUNTS, 3)
 
@@ -158,7 +158,7 @@ class OwnFlips(Random):
         return sampled.CoinFlips()
 
 
-def test_a_sampler_of_ones_own_that_claims_rates_keeps_their_rules():
+def test_sampler_of_ones_own_that_claims_rates_keeps_their_rules():
     with pytest.raises(ValueError, match="covers no privacy amplification with"):
         make_config(sampler=OwnFlips(4), relation="replace_record")
 
@@ -175,7 +175,7 @@ class Quiet(Random):
 
 
 @pytest.mark.mutant
-def test_rates_without_a_claim_amplify_nothing():
+def test_rates_without_claim_amplify_nothing():
     config = make_config(sampler=Quiet(2), relation="replace_record", rounds=3)
     training_plan = plan.make(config, RING, counts=COUNTS)
     plain = make_config(sampler=Random(2), relation="replace_record", rounds=3)
@@ -184,7 +184,7 @@ def test_rates_without_a_claim_amplify_nothing():
 
 
 @pytest.mark.parametrize("sampler", [Full(records=100), Poisson(2.0, 8, records=100)])
-def test_a_number_of_records_that_is_not_the_counts_is_refused(sampler):
+def test_number_of_records_that_is_not_counts_is_refused(sampler):
     """It was replaced without a word, and sums divided by another number than was asked for."""
     config = make_config(sampler=sampler, relation="zero_out_record", rounds=3)
     text = "records is 100, but the most records of an agent are 9; leave records out"
@@ -218,7 +218,7 @@ class Plain(samplers.Random):
 
 
 @pytest.mark.parametrize(("kind", "batch_size"), [(Replaced, 2), (Late, 5)])
-def test_own_samplers_that_repeat_a_record_are_refused(kind, batch_size):
+def test_own_samplers_that_repeat_record_are_refused(kind, batch_size):
     counts = np.full(3, 10_000)
     draws.audit(Plain(batch_size), counts, 200)
     with pytest.raises(ValueError, match="draws one twice, or one that is not there, in round"):

@@ -30,7 +30,7 @@ def test_make_save_load(kind: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("**/*.tmp"))
 
 
-def test_every_agent_computes_the_same_bits() -> None:
+def test_every_agent_computes_same_bits() -> None:
     edges = list(graphs.erdos_renyi(8, 0.5, 0).edges)
     prints = set()
     for order in (edges, edges[::-1]):
@@ -53,7 +53,7 @@ def test_mismatch_is_refused() -> None:
         covariance.check(W, 0.31)
 
 
-def test_bounds_per_agent_survive_a_file(tmp_path: Path) -> None:
+def test_bounds_per_agent_survive_file(tmp_path: Path) -> None:
     bounds = np.linspace(1, 2, 8)
     read = design.Design.load(design.Design.whisper(W, bounds).save(tmp_path / "d.npz"))
     read.check(W, bounds)
@@ -87,7 +87,7 @@ def test_damaged_files_are_refused(damage: str, tmp_path: Path) -> None:
         design.Design.load(tmp_path / "absent.npz")
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
     def fail(*_, **__) -> None:
         raise OSError("disk full")
 
@@ -123,7 +123,7 @@ def test_whisper_refuses(options: dict, message: str) -> None:
         design.Design.whisper(W, 0.3, **options)
 
 
-def test_a_design_is_of_a_network_that_is_checked() -> None:
+def test_design_is_of_network_that_is_checked() -> None:
     with pytest.raises(ValueError, match="mixing"):
         design.Design.independent(np.eye(3), 1.0)
 

@@ -53,7 +53,7 @@ def assert_feasible(solution: Solution, factor: np.ndarray) -> None:
         ("star:20", 1e-8),
     ],
 )
-def test_gap_closes_where_the_optimum_is_attained(spec: str, gap: float) -> None:
+def test_gap_closes_where_optimum_is_attained(spec: str, gap: float) -> None:
     factor = weights(spec)
     solution = minimize_trace(factor=factor)
     assert_feasible(solution, factor)
@@ -74,7 +74,7 @@ def test_infima_that_are_not_attained(spec: str, gap: float, ratio: float) -> No
     assert solution.variance_ratio < ratio
 
 
-def test_complete_graph_approaches_the_trusted_server() -> None:
+def test_complete_graph_approaches_trusted_server() -> None:
     values = [
         minimize_trace(factor=weights("complete:20"), regularization=r).value - 1 / 20
         for r in (1e-7, 1e-9)
@@ -84,7 +84,7 @@ def test_complete_graph_approaches_the_trusted_server() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_hubs_have_slack_constraints_and_a_closed_gap(seed: int) -> None:
+def test_hubs_have_slack_constraints_and_closed_gap(seed: int) -> None:
     factor = hub_graph(8, seed)
     assert np.linalg.svd(factor, compute_uv=False)[-1] < 1e-15
     solution = minimize_trace(factor=factor)
@@ -154,7 +154,7 @@ def test_gaps_over_many_graphs() -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_agents() -> None:
+def test_thousand_agents() -> None:
     factor = weights("er:1000:0.05")
     solution = minimize_trace(factor=factor)
     assert_feasible(solution, factor)
@@ -182,9 +182,7 @@ def test_certificate_in_exact_arithmetic(spec: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["gram", "factor"])
-def test_the_value_is_of_the_matrix_that_was_given(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_value_is_of_matrix_that_was_given(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever rounds in the factor that is solved with; here far more than ever does."""
     tall = np.random.default_rng(3).normal(size=(9, 5)) * 10.0 ** -np.arange(9.0)[:, None]
     matrix = tall if form == "factor" else tall.T @ tall
@@ -202,7 +200,7 @@ def test_the_value_is_of_the_matrix_that_was_given(
 
 
 @pytest.mark.mutant
-def test_the_margin_is_what_keeps_the_bound() -> None:
+def test_margin_is_what_keeps_bound() -> None:
     """Without it the rounded inverse breaks the bound on some graphs."""
     broken = 0
     for seed in range(20):
@@ -285,7 +283,7 @@ def test_few_iterations_say_so_but_stay_feasible() -> None:
     assert not solution.converged and solution.gap > 1e-6
 
 
-def test_either_precision_flag_gives_the_same_bits() -> None:
+def test_either_precision_flag_gives_same_bits() -> None:
     factor = weights("er:8:0.5")
     before = jax.config.jax_enable_x64
     prints = []
@@ -336,7 +334,7 @@ def test_refusals(arguments: dict, message: str) -> None:
         minimize_trace(**arguments)
 
 
-def test_sdp_without_its_libraries_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sdp_without_its_libraries_has_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str):
         raise ImportError(name)
 

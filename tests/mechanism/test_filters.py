@@ -36,7 +36,7 @@ def test_published_filters_are_as_printed():
 
 
 @pytest.mark.parametrize("name", filters.PUBLISHED)
-def test_published_filters_are_stable_and_pass_a_constant(name):
+def test_published_filters_are_stable_and_pass_constant(name):
     b, a = filters.check_filter(*filters.PUBLISHED[name])
     assert sum(b) - sum(a) == pytest.approx(1, abs=1e-12)
     assert np.abs(filters.poles(a)).max(initial=0) < 1
@@ -47,7 +47,7 @@ def test_published_filters_are_stable_and_pass_a_constant(name):
     np.testing.assert_allclose(response, dense, atol=1e-9)
 
 
-def test_the_printed_stability_test_refuses_what_the_paper_uses():
+def test_printed_stability_test_refuses_what_paper_uses():
     """|x| < 1 for the roots of 1 + sum a x^k fails for each of its recursive filters."""
     recursive = {name: f.a for name, f in filters.PUBLISHED.items() if f.a}
     printed = {name: np.abs(np.roots([*a[::-1], 1.0])) for name, a in recursive.items()}
@@ -57,7 +57,7 @@ def test_the_printed_stability_test_refuses_what_the_paper_uses():
     assert moduli.max() == pytest.approx(1.667, abs=1e-3)
 
 
-def test_the_printed_ratio_of_momentum_counts_its_first_term_twice():
+def test_printed_ratio_of_momentum_counts_its_first_term_twice():
     taus = np.arange(400)
     printed = 1.9 * (0.5 + (0.9**taus * DECAYING).sum())
     true = snr.signal_to_noise(*filters.PUBLISHED["momentum"], DECAYING)
@@ -67,7 +67,7 @@ def test_the_printed_ratio_of_momentum_counts_its_first_term_twice():
 
 
 @pytest.mark.parametrize("rounds", [1, 7, 300])
-def test_the_ratio_is_its_double_sum(rounds):
+def test_ratio_is_its_double_sum(rounds):
     b, a = filters.PUBLISHED["f6"]
     kappa = signal.lfilter(b, [1, *a], np.eye(1, rounds)[0])
     total = sum(DECAYING[k] * kappa[k] for t in range(rounds) for k in range(t + 1))
@@ -78,7 +78,7 @@ def test_the_ratio_is_its_double_sum(rounds):
 @pytest.mark.parametrize(
     ("c", "best", "paper"), [((0.5, 0.4, 0.3, 0.2), 1.435, 1.400), ((0.5, 0.0), 0.604, 0.5)]
 )
-def test_taps_in_closed_form_beat_proportional_ones_and_a_search(c, best, paper):
+def test_taps_in_closed_form_beat_proportional_ones_and_search(c, best, paper):
     coefficients = snr.optimal_fir(c)
     value = snr.signal_to_noise(*coefficients, c)
     assert value == pytest.approx(best, abs=1e-3)

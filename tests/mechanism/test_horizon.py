@@ -46,7 +46,7 @@ def brute_force(
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7, 12])
 @pytest.mark.parametrize("steps", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_gram_is_the_definition(matrix, rounds, steps, weighted) -> None:
+def test_gram_is_definition(matrix, rounds, steps, weighted) -> None:
     etas = np.linspace(1, 0, rounds + 1)[:-1] if steps else None
     weights = np.linspace(0.5, 2, 6) if weighted else None
     result = gram(matrix, rounds, step_sizes=etas, weights=weights)
@@ -54,7 +54,7 @@ def test_gram_is_the_definition(matrix, rounds, steps, weighted) -> None:
     np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-12)
 
 
-def test_one_step_is_the_papers() -> None:
+def test_one_step_is_papers() -> None:
     for matrix in (SYMMETRIC, DIRECTED, ROWS):
         np.testing.assert_allclose(gram(matrix), matrix.T @ matrix)
     mean = np.mean([w.T @ w for w in SCHEDULE], axis=0)
@@ -70,7 +70,7 @@ def test_doubling_equals_eigenvalues(rounds: int) -> None:
     )
 
 
-def test_energy_is_what_a_simulated_run_pays() -> None:
+def test_energy_is_what_simulated_run_pays() -> None:
     """One trajectory's noise has energy tr(M R) on average; 1.5 times R is told apart."""
     rng = np.random.default_rng(0)
     covariance = spatial.whisper(DIRECTED, 1.0, horizon=9)

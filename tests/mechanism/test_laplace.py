@@ -27,7 +27,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("epsilon", "gap", "gamma", "q1", "q2"), SETTINGS)
 @pytest.mark.parametrize("rounds", [1, 2, 3, 60, 700])
-def test_the_default_spends_what_it_says(epsilon, gap, gamma, q1, q2, rounds):
+def test_default_spends_what_it_says(epsilon, gap, gamma, q1, q2, rounds):
     schedule = laplace.geometric(epsilon, gap, gamma, q1, q2, rounds)
     want = epsilon * (1 - (q1 / q2) ** (rounds - 1))
     spent = exact(schedule)
@@ -44,7 +44,7 @@ def test_the_default_spends_what_it_says(epsilon, gap, gamma, q1, q2, rounds):
 
 @pytest.mark.parametrize(("epsilon", "gap", "gamma", "q1", "q2"), SETTINGS)
 @pytest.mark.parametrize("rounds", [2, 3, 60, 700])
-def test_the_printed_form_spends_more_than_its_epsilon(epsilon, gap, gamma, q1, q2, rounds):
+def test_printed_form_spends_more_than_its_epsilon(epsilon, gap, gamma, q1, q2, rounds):
     printed = laplace.geometric(epsilon, gap, gamma, q1, q2, rounds, printed=True)
     default = laplace.geometric(epsilon, gap, gamma, q1, q2, rounds)
     np.testing.assert_allclose(printed.scales, q2 * default.scales, rtol=1e-12)
@@ -79,7 +79,7 @@ def path(schedule):
     return messages
 
 
-def test_on_an_explicit_path_the_printed_noise_tells_more_than_epsilon():
+def test_on_explicit_path_printed_noise_tells_more_than_epsilon():
     printed = laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 700, printed=True)
     default = laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 700)
     assert ratio_on_a_path(printed, path(printed)) == pytest.approx(1.0101, abs=1e-5)
@@ -101,7 +101,7 @@ def test_no_path_tells_more_than_epsilon():
     assert max(np.abs(losses)) <= 1.0
 
 
-def test_a_run_spends_its_budget_whole():
+def test_run_spends_its_budget_whole():
     run = laplace.geometric(2.0, 1.0, 0.001, 0.998, 0.999, 200, horizon="run")
     endless = laplace.geometric(2.0, 1.0, 0.001, 0.998, 0.999, 200)
     assert float(exact(run)) == pytest.approx(2.0, rel=1e-12)

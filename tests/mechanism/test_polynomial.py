@@ -35,7 +35,7 @@ def exact(matrix, noise):
 @pytest.mark.gate(6)
 @pytest.mark.parametrize("rounds", [None, 200])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_the_bound_holds_and_is_proved_again(name, rounds):
+def test_bound_holds_and_is_proved_again(name, rounds):
     n = len(GRAPHS[name])
     bounds = np.linspace(0.5, 2, n) if n > 1 else 2.0
     matrix, noise = made(name, bounds, rounds=rounds)
@@ -64,7 +64,7 @@ def test_matrices_with_eigenvalues_near_one_and_minus_one(own):
 
 
 @pytest.mark.slow
-def test_energy_is_near_the_optimum():
+def test_energy_is_near_optimum():
     matrix, noise = made("random")
     optimum = design.Design.whisper(matrix, 1.0).value
     assert noise.lower_bound < optimum < noise.value < 1.06 * optimum
@@ -155,7 +155,7 @@ def test_blocks_of_rows_and_lower_powers(monkeypatch):
 
 
 @pytest.mark.parametrize("rounds", [None, 20])
-def test_estimates_of_many_agents_are_on_the_safe_side(monkeypatch, rounds):
+def test_estimates_of_many_agents_are_on_safe_side(monkeypatch, rounds):
     graph = nx.random_regular_graph(8, 300, seed=0)
     matrix = mixing.metropolis_hastings(graph, sparse=True)
     steps = None if rounds is None else np.linspace(1, 0.5, rounds)

@@ -52,7 +52,7 @@ def by_formula(gram: np.ndarray) -> float:
     return float(np.abs(gram).sum())
 
 
-def test_the_counter_example() -> None:
+def test_counter_example() -> None:
     everywhere = Participation(3, 3, 1)
     strategy = root_of(NEGATIVE)
     assert by_signs(NEGATIVE) == pytest.approx(4.0)
@@ -79,7 +79,7 @@ def test_bound_is_above_vectors_and_vectors_above_signs(seed, fields) -> None:
 
 
 @given(st.integers(0, 10_000), st.sampled_from(PARTICIPATIONS))
-def test_equality_where_the_gram_is_non_negative(seed, fields) -> None:
+def test_equality_where_gram_is_non_negative(seed, fields) -> None:
     participation = Participation(*fields)
     rng = np.random.default_rng(seed)
     strategy = np.tril(rng.uniform(0.1, 1, size=(fields[0], fields[0])))
@@ -92,7 +92,7 @@ def test_equality_where_the_gram_is_non_negative(seed, fields) -> None:
     assert reached == pytest.approx(bound, rel=1e-12)
 
 
-def test_a_negative_pattern_matters_only_where_it_is_the_worst() -> None:
+def test_negative_pattern_matters_only_where_it_is_worst() -> None:
     pairs = Participation(4, 2, 2)  # rounds {0, 2} and {1, 3}
     gram = np.eye(4)
     gram[0, 2] = gram[2, 0] = -0.5
@@ -141,7 +141,7 @@ def test_rounding_only_raises_it() -> None:
 
 
 @given(st.floats(1e-6, 1e6), st.integers(0, 1000))
-def test_scales_with_the_strategy(scale, seed) -> None:
+def test_scales_with_strategy(scale, seed) -> None:
     strategy = np.tril(np.random.default_rng(seed).normal(size=(6, 6)))
     participation = Participation(6, 2, 3)
     expected = scale * sensitivity(strategy, participation)
@@ -176,7 +176,7 @@ def test_never_below_exact_arithmetic():
         assert sensitivity(scale * np.eye(3), Participation(3, 1, 1)) == pytest.approx(scale)
 
 
-def test_a_tuple_is_no_participation():
+def test_tuple_is_no_participation():
     with pytest.raises(ValueError, match=r"participation is \(3, 1, 1\); give a mechanism"):
         sensitivity(np.eye(3), (3, 1, 1))
 

@@ -86,7 +86,7 @@ def designed(participation: Participation) -> spacetime.JointDesign:
 
 @pytest.mark.parametrize("kind", MIXINGS)
 @pytest.mark.parametrize("rounds", [1, 2, 7])
-def test_factor_is_that_of_the_whole_run(kind, rounds) -> None:
+def test_factor_is_that_of_whole_run(kind, rounds) -> None:
     matrix = MIXINGS[kind]
     strategy = triangular(3, rounds)
     n = matrix.shape[-1]
@@ -117,7 +117,7 @@ def test_both_half_steps_have_one_objective(seed, rounds, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "directed rows", "schedule of three"])
-def test_fresh_noise_gives_the_horizon_aware_design(kind) -> None:
+def test_fresh_noise_gives_horizon_aware_design(kind) -> None:
     matrix = MIXINGS[kind]
     rounds = 20
     factor = over_agents(matrix, np.eye(rounds))
@@ -182,7 +182,7 @@ def test_design(kind, fields) -> None:
 
 
 @pytest.mark.mutant
-def test_a_loose_covariance_is_caught() -> None:
+def test_loose_covariance_is_caught() -> None:
     participation = Participation(6, 2, 3)
     design = spacetime.design(SYMMETRIC, participation)
     for c, r in ((1.01, 1.0), (1.0, 0.98)):
@@ -193,7 +193,7 @@ def test_a_loose_covariance_is_caught() -> None:
 
 
 @pytest.mark.parametrize("fields", [(6, 1, 6), (6, 2, 3)])
-def test_the_attackers_view_has_this_loss(fields) -> None:
+def test_attackers_view_has_this_loss(fields) -> None:
     """The loss of an outsider by the accounting's own recursion: mu = 1 at noise 1, clip 1."""
     participation = Participation(*fields)
     design = spacetime.design(SYMMETRIC, participation)
@@ -221,7 +221,7 @@ def test_no_pair_nearby_is_better(seed, fields) -> None:
         assert cost >= design.value * (1 - 1e-7)
 
 
-def test_the_other_start_ends_in_the_same_value() -> None:
+def test_other_start_ends_in_same_value() -> None:
     """Alternation from C = I, the horizon-aware design's, by hand."""
     participation = Participation(12, 3, 4)
     strategy = temporal.identity(12)
@@ -293,7 +293,7 @@ def test_unrestricted_bound_is_below(kind, fields) -> None:
 
 
 @pytest.mark.parametrize("fields", [(2, 1, 2), (2, 2, 1), (4, 2, 2)])
-def test_unrestricted_bound_by_an_interior_point_solver(fields) -> None:
+def test_unrestricted_bound_by_interior_point_solver(fields) -> None:
     """The constraint written out record by record, from the definition of the sensitivity."""
     cvxpy = pytest.importorskip("cvxpy")
     participation = Participation(*fields)
@@ -315,7 +315,7 @@ def test_unrestricted_bound_by_an_interior_point_solver(fields) -> None:
     assert bound.lower_bound <= value * (1 + 1e-6)
 
 
-def test_unrestricted_bound_on_a_shift_has_a_closed_form() -> None:
+def test_unrestricted_bound_on_shift_has_closed_form() -> None:
     """Every model is passed on whole: a running sum H, once agents are renamed in each round.
 
     One participation in two rounds: min (3 - 2x) / (1 - x^2) = ((1 + sqrt 5) / 2)^2 an agent. In
@@ -339,7 +339,7 @@ def test_unrestricted_bound_on_a_shift_has_a_closed_form() -> None:
     assert design.value / 4 > 1.01 * (3 + 5**0.5) / 2
 
 
-def test_one_round_is_the_spatial_problem() -> None:
+def test_one_round_is_spatial_problem() -> None:
     """A circulant W: (sum |l|)^2 / n, of the eigenvalues l, in space, jointly and unrestricted."""
     matrix = mixing.metropolis_hastings(graphs.ring(5))
     participation = Participation(1, 1, 1)

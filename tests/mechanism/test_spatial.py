@@ -30,7 +30,7 @@ def weights(spec: str) -> np.ndarray:
         (1.0, (92.1, 4.6, 4.6)),
     ],
 )
-def test_figure_1_of_the_paper(p: float, expected: tuple[float, ...]) -> None:
+def test_figure_1_of_paper(p: float, expected: tuple[float, ...]) -> None:
     epsilon = 10
     clip = 0.1
     rounds = 5000
@@ -57,7 +57,7 @@ def test_horizon_aware_beats_one_step(spec, rounds, one_step, aware) -> None:
 
 
 @pytest.mark.parametrize(("n", "singular", "hubs"), [(8, 0.87, 0.79), (20, 0.29, 0.25)])
-def test_dense_graphs_often_have_a_singular_w(n: int, singular: float, hubs: float) -> None:
+def test_dense_graphs_often_have_singular_w(n: int, singular: float, hubs: float) -> None:
     """An agent joined to all others makes W singular; so, more rarely, do other symmetries."""
     drawn = (nx.gnp_random_graph(n, 0.8, seed=seed) for seed in range(400))
     connected = [graph for graph in drawn if nx.is_connected(graph)]
@@ -72,7 +72,7 @@ def test_dense_graphs_often_have_a_singular_w(n: int, singular: float, hubs: flo
 
 @pytest.mark.slow
 @given(st.integers(2, 14), st.floats(0.3, 1.0), st.integers(0, 1000), st.booleans())
-def test_designs_keep_the_bound_and_their_order(n, p, seed, unequal) -> None:
+def test_designs_keep_bound_and_their_order(n, p, seed, unequal) -> None:
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(n, p, seed))
     rng = np.random.default_rng(seed)
     bound = rng.uniform(0.2, 3.0, n) if unequal else float(rng.uniform(0.001, 100))
@@ -135,7 +135,7 @@ def test_any_mixing_matrix_works(matrix, horizon) -> None:
         assert spatial.energy(noise, matrix, horizon) <= cost * (1 + 1e-4)
 
 
-def test_push_sum_designs_for_the_debiased_models() -> None:
+def test_push_sum_designs_for_debiased_models() -> None:
     """The design for W'D^-2 W beats that for W'W, and independent noise, where it counts."""
     rng = np.random.default_rng(219)
     adjacency = (rng.random((8, 8)) < 0.3) | np.eye(8, dtype=bool)
@@ -167,13 +167,13 @@ def test_subgroups_share_nothing_and_are_each_optimal() -> None:
 
 
 @pytest.mark.parametrize("groups", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2], []], [[0, 1, 3]]])
-def test_subgroups_must_be_a_partition(groups) -> None:
+def test_subgroups_must_be_partition(groups) -> None:
     with pytest.raises(ValueError, match="subgroups is"):
         spatial.whisper(weights("ring:3"), 1.0, subgroups=groups)
 
 
 @pytest.mark.parametrize("spec", ["er:12:0.6:1", "florentine", "star:7", "grid:3:3"])
-def test_pairwise_is_the_best_of_its_family(spec: str) -> None:
+def test_pairwise_is_best_of_its_family(spec: str) -> None:
     matrix = weights(spec)
     n = len(matrix)
     covariance, bounded = spatial.solve_pairwise(matrix, matrix, np.ones(n))
@@ -190,7 +190,7 @@ def test_pairwise_is_the_best_of_its_family(spec: str) -> None:
     assert not bounded
 
 
-def test_pairwise_runs_into_its_bound_on_the_complete_graph() -> None:
+def test_pairwise_runs_into_its_bound_on_complete_graph() -> None:
     matrix = weights("complete:20")
     covariance, bounded = spatial.solve_pairwise(matrix, matrix, np.ones(20))
     assert bounded
@@ -221,7 +221,7 @@ def test_bounds_are_checked(bound) -> None:
 @pytest.mark.parametrize("spec", ["er:6:0.5", "complete:6", "ring:6", "star:6"])
 @pytest.mark.parametrize("make", [*DESIGNS, lambda w, b: spatial.whisper(w, b, 30)])
 @pytest.mark.parametrize("bound", [0.013, np.linspace(0.3, 7, 6)], ids=["one", "each"])
-def test_the_bound_holds_in_exact_arithmetic(spec: str, make, bound) -> None:
+def test_bound_holds_in_exact_arithmetic(spec: str, make, bound) -> None:
     """The covariance as stored, inverted with fifty digits, never exceeds a bound."""
     mpmath = pytest.importorskip("mpmath")
     noise = make(weights(spec), bound)
@@ -232,14 +232,14 @@ def test_the_bound_holds_in_exact_arithmetic(spec: str, make, bound) -> None:
         assert max(inverse[i, i] / limits[i] for i in range(6)) > 0.999
 
 
-def test_max_variance_reaches_the_solver() -> None:
+def test_max_variance_reaches_solver() -> None:
     matrix = weights("complete:8")
     noise = spatial.whisper(matrix, 2.0, max_variance=50.0)
     assert 45 < spatial.figures(noise, matrix)["largest_variance_ratio"] <= 50
 
 
 @pytest.mark.parametrize("design", [spatial.whisper, spatial.independent])
-def test_a_covariance_for_a_mixing_matrix_is_refused(design) -> None:
+def test_covariance_for_mixing_matrix_is_refused(design) -> None:
     matrix = mixing.metropolis_hastings(graphs.ring(6))
     covariance = design(matrix, 0.7)
     for judge in (spatial.energy, spatial.figures):

@@ -37,7 +37,7 @@ def by_jax_privacy(gram: np.ndarray, participation: Participation) -> np.ndarray
         return np.array(optimum)
 
 
-def test_a_search_ends_where_its_loss_no_longer_falls() -> None:
+def test_search_ends_where_its_loss_no_longer_falls() -> None:
     for falls in (0.0, 1e-6):
         ended = banded.stalled()
         steps = [ended(SimpleNamespace(loss=1.0 - falls * step)) for step in range(30)]
@@ -72,7 +72,7 @@ def test_strategies_are_lower_triangular_and_of_sensitivity_one(design, fields) 
 
 
 @pytest.mark.parametrize("fields", [(12, 3, 4), (12, 12, 1)])
-def test_rounds_of_a_record_do_not_overlap(fields) -> None:
+def test_rounds_of_record_do_not_overlap(fields) -> None:
     """Then signs, vectors and the bound agree: the guarantee is not loose."""
     participation = Participation(*fields)
     strategy = temporal.mafalda(FLORENTINE, participation)
@@ -96,14 +96,14 @@ def test_identity_and_anti_pgd(rounds) -> None:
 # Optimality.
 
 
-def test_gram_of_a_sparse_matrix_is_that_of_its_dense_form() -> None:
+def test_gram_of_sparse_matrix_is_that_of_its_dense_form() -> None:
     sparse = scipy.sparse.csr_array(FLORENTINE)
     expected = temporal.workload_gram(FLORENTINE, 3)
     np.testing.assert_array_equal(temporal.workload_gram(sparse, 3), expected)
 
 
 @pytest.mark.parametrize("fields", [(6, 2, 3), (6, 3, 2), (6, 6, 1), (5, 1, 5)])
-def test_an_interior_point_solver_finds_the_same_optimum(fields) -> None:
+def test_interior_point_solver_finds_same_optimum(fields) -> None:
     """No orthogonality is asked of the reference: it may use every strategy."""
     cvxpy = pytest.importorskip("cvxpy")
     participation = Participation(*fields)
@@ -156,7 +156,7 @@ def by_vectors(gram: np.ndarray) -> float:
 
 
 @given(st.integers(0, 10_000), st.sampled_from([(6, 2, 3), (6, 3, 2), (6, 6, 1)]))
-def test_no_strategy_is_below_the_bound(seed, fields) -> None:
+def test_no_strategy_is_below_bound(seed, fields) -> None:
     participation = Participation(*fields)
     gram = temporal.workload_gram(FLORENTINE, fields[0])
     solution = temporal.solve(gram, participation)
@@ -170,7 +170,7 @@ def test_no_strategy_is_below_the_bound(seed, fields) -> None:
         assert sens2 * np.trace(gram @ np.linalg.inv(products)) >= solution.lower_bound * (1 - 1e-9)
 
 
-def test_every_round_has_a_closed_form() -> None:
+def test_every_round_has_closed_form() -> None:
     gram = temporal.workload_gram(FLORENTINE, 20)
     solution = temporal.solve(gram, Participation(20, 20, 1))
     assert solution.value == pytest.approx(np.sqrt(gram.diagonal()).sum() ** 2, rel=1e-8)
@@ -191,7 +191,7 @@ def test_one_participation_is_minimize_trace() -> None:
     )
 
 
-def test_the_epochs_solver_is_minimize_trace_at_one_epoch() -> None:
+def test_epochs_solver_is_minimize_trace_at_one_epoch() -> None:
     gram = temporal.workload_gram(FLORENTINE, 30)
     result, _ = temporal._climb(np.linalg.cholesky(gram).T, 1, 1e-9, 100)
     assert result.gap <= 1e-9
@@ -236,7 +236,7 @@ def best_of_sixty():
         pytest.param("banded", marks=pytest.mark.slow),
     ],
 )
-def test_mafalda_is_the_best(design, best_of_sixty) -> None:
+def test_mafalda_is_best(design, best_of_sixty) -> None:
     participation = SIXTY
     best = best_of_sixty
     gram = temporal.workload_gram(FLORENTINE, 60)
@@ -271,7 +271,7 @@ def test_published_setting(graph, expected) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 8))
-def test_strategy_of_a_precision(seed, rounds) -> None:
+def test_strategy_of_precision(seed, rounds) -> None:
     root = np.random.default_rng(seed).normal(size=(rounds, rounds + 2))
     precision = root @ root.T
     strategy = temporal.strategy_of(precision)
@@ -280,7 +280,7 @@ def test_strategy_of_a_precision(seed, rounds) -> None:
 
 
 @pytest.mark.mutant
-def test_the_wrong_flip_is_caught() -> None:
+def test_wrong_flip_is_caught() -> None:
     """Half a flip of the workload, 2 % off as in published code, or C from C C' = P."""
     participation = Participation(60, 4, 15)
     gram = temporal.workload_gram(FLORENTINE, 60)
@@ -317,7 +317,7 @@ def test_one_band_and_more_bands(fields) -> None:
         assert few == pytest.approx(k * np.trace(gram), rel=1e-6)
 
 
-def test_all_bands_are_the_optimum() -> None:
+def test_all_bands_are_optimum() -> None:
     participation = Participation(24, 1, 24)
     gram = temporal.workload_gram(FLORENTINE, 24)
     strategy = banded.banded(FLORENTINE, participation, 24)
@@ -330,7 +330,7 @@ def test_all_bands_are_the_optimum() -> None:
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize("solver", ["solve", "banded", "toeplitz", "minimize_trace"])
-def test_solvers_run_on_the_device_that_is_given(solver, monkeypatch) -> None:
+def test_solvers_run_on_device_that_is_given(solver, monkeypatch) -> None:
     participation = Participation(12, 3, 4)
     gram = temporal.workload_gram(FLORENTINE, 12)
     used = set()
@@ -347,7 +347,7 @@ def test_solvers_run_on_the_device_that_is_given(solver, monkeypatch) -> None:
     np.testing.assert_allclose(present, calls[solver](), atol=1e-9)
 
 
-def test_the_compiled_iteration_stays_on_its_device() -> None:
+def test_compiled_iteration_stays_on_its_device() -> None:
     factor = np.linalg.cholesky(temporal.workload_gram(FLORENTINE, 12)).T
     result, _ = temporal._climb(factor, 3, 1e-9, 50, device=jax.devices()[3])
     assert result.precision.devices() == {jax.devices()[3]} and result.gap <= 1e-9
@@ -430,7 +430,7 @@ def test_banded_inverses_scaled_to_one_appearance_are_caught() -> None:
         assert np.linalg.norm(once[:, rounds].sum(axis=1)) > 1.5
 
 
-def test_a_full_banded_inverse_is_the_root_of_prefix_sums() -> None:
+def test_full_banded_inverse_is_root_of_prefix_sums() -> None:
     participation = Participation(9, 1, 9)
     root = banded.banded_inverse(participation, 9)
     root /= root[0, 0]
@@ -440,7 +440,7 @@ def test_a_full_banded_inverse_is_the_root_of_prefix_sums() -> None:
     np.testing.assert_allclose(few / few[0, 0], expected, atol=1e-12)
 
 
-def test_one_step_takes_back_a_fraction_of_the_last_noise() -> None:
+def test_one_step_takes_back_fraction_of_last_noise() -> None:
     strategy = banded.one_lag(Participation(6, 2, 3), 0.7)
     noise = np.linalg.inv(strategy)
     np.testing.assert_allclose(noise[1:, :-1].diagonal() / noise.diagonal()[1:], -0.7)
@@ -495,7 +495,7 @@ def test_nearly_singular_grams_are_solved_as_well_as_others(minimum, seed) -> No
 
 @settings(max_examples=8)
 @given(st.integers(0, 10_000), st.sampled_from([(6, 1, 6), (6, 2, 3), (6, 3, 2), (6, 6, 1)]))
-def test_gram_of_rank_one_has_a_closed_form(seed, fields) -> None:
+def test_gram_of_rank_one_has_closed_form(seed, fields) -> None:
     """The infimum is the largest (sum |a_s|)^2 over a pattern: the dual's weight is all there."""
     a = np.random.default_rng(seed).normal(size=6)
     participation = Participation(*fields)
@@ -513,7 +513,7 @@ def test_other_participations_are_refused(fields) -> None:
             design(Participation(*fields))
 
 
-def test_matrices_in_the_wrong_order_are_refused() -> None:
+def test_matrices_in_wrong_order_are_refused() -> None:
     participation = Participation(8, 2, 4)
     gram = temporal.workload_gram(FLORENTINE, 8)
     strategy = temporal.solve(gram, participation).strategy

@@ -61,7 +61,7 @@ def dense(
 @pytest.mark.parametrize("kind", MIXINGS)
 @pytest.mark.parametrize("rounds", [1, 2, 5, 12])
 @pytest.mark.parametrize("correlated", [False, True])
-def test_gram_is_that_of_the_whole_run(kind, rounds, correlated) -> None:
+def test_gram_is_that_of_whole_run(kind, rounds, correlated) -> None:
     matrix = MIXINGS[kind]
     n = matrix.shape[-1]
     r = covariance(n) if correlated else np.eye(n)
@@ -72,7 +72,7 @@ def test_gram_is_that_of_the_whole_run(kind, rounds, correlated) -> None:
 
 
 @pytest.mark.parametrize("kind", MIXINGS)
-def test_a_gram_of_models_before_gossip_is_another_matrix(kind) -> None:
+def test_gram_of_models_before_gossip_is_another_matrix(kind) -> None:
     matrix = MIXINGS[kind]
     before = dense(matrix, 5, np.eye(matrix.shape[-1]), before_gossip=True)
     distance = np.abs(workload.gram(matrix, 5) / before - 1.0).max()
@@ -81,7 +81,7 @@ def test_a_gram_of_models_before_gossip_is_another_matrix(kind) -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.sampled_from(list(MIXINGS)))
-def test_trace_is_the_energy_of_correlated_noise(seed, rounds, kind) -> None:
+def test_trace_is_energy_of_correlated_noise(seed, rounds, kind) -> None:
     matrix = MIXINGS[kind]
     n = matrix.shape[-1]
     rng = np.random.default_rng(seed)
@@ -96,14 +96,14 @@ def test_trace_is_the_energy_of_correlated_noise(seed, rounds, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "directed rows", "schedule of three"])
-def test_diagonal_agrees_with_the_factor_over_agents(kind) -> None:
+def test_diagonal_agrees_with_factor_over_agents(kind) -> None:
     factor = workload.factor(MIXINGS[kind], 30)
     np.testing.assert_allclose(
         np.trace(workload.gram(MIXINGS[kind], 30)), np.sum(factor**2), rtol=1e-11
     )
 
 
-def test_one_agent_is_the_running_sum() -> None:
+def test_one_agent_is_running_sum() -> None:
     ones = np.tri(7)
     np.testing.assert_allclose(workload.prefix_sum_gram(7), ones.T @ ones)
     np.testing.assert_allclose(workload.gram(np.ones((1, 1)), 7), ones.T @ ones)

@@ -119,7 +119,7 @@ def test_sums_are_those_of_plain_differentiation(name):
     assert error(MODELS[name]) < 1e-5
 
 
-def test_a_layer_called_by_an_interceptor_is_not_the_model_s(monkeypatch):
+def test_layer_called_by_interceptor_is_not_model_s(monkeypatch):
     params = jax.eval_shape(Intercepted().init, KEY, X)
     gradients = Gradients(Intercepted().apply, losses.cross_entropy)
     assert gradients.chosen(params, X) == {"Dense_1": "norm"}
@@ -183,7 +183,7 @@ def test_numbers_of_words_may_be_narrow(kind):
 
 
 @pytest.mark.parametrize("words", [(2, -4), (-1, -4, 2), (3, 3), (-4, -7, 5)])
-def test_words_that_there_are_not_keep_the_clip(words):
+def test_words_that_there_are_not_keep_clip(words):
     # Three words: -1 is the last one; what is beyond has no row, and must not meet one.
     model = Words(3)
     x = jnp.asarray([words], jnp.int32)
@@ -208,7 +208,7 @@ class Numbers(nn.Module):
 
 
 @pytest.mark.parametrize("route", ["norm", "formed", "plain"])
-def test_an_overflow_of_whole_numbers_is_a_record_less(route):
+def test_overflow_of_whole_numbers_is_record_less(route):
     x = jnp.array([[2**30, 2**30], [1, 2]], jnp.int32)
     y = jnp.array([1e32, 1.0], jnp.float32)
     params = jax.jit(Numbers().init)(KEY, x)

@@ -67,7 +67,7 @@ def same(size, window, strides):
 @pytest.mark.parametrize(
     ("size", "channels", "features", "kernel", "strides", "padding", "groups"), CASES
 )
-def test_each_layout_is_the_sum(layout, size, channels, features, kernel, strides, padding, groups):
+def test_each_layout_is_sum(layout, size, channels, features, kernel, strides, padding, groups):
     x, weight = arrays(size, channels, features, kernel, groups, np.float32)
     pads = same(size, kernel, strides) if padding == "SAME" else [(0, 0)] * 2
     pads = [(padding, padding)] * 2 if isinstance(padding, int) else pads
@@ -102,7 +102,7 @@ def test_layouts_have_one_gradient(size, channels, features, kernel, strides, pa
 
 @pytest.mark.parametrize("layout", conv.LAYOUTS)
 @pytest.mark.parametrize("groups", [1, 4])
-def test_the_layer_has_flax_s_parameters_and_numbers(layout, groups):
+def test_layer_has_flax_s_parameters_and_numbers(layout, groups):
     ours = conv.Conv(8, (3, 3), 2, 1, groups=groups, layout=layout)
     flax = nn.Conv(8, (3, 3), 2, padding=1, feature_group_count=groups)
     x = arrays((9, 8), 4, 8, (3, 3), 1, np.float32)[0]
@@ -122,7 +122,7 @@ def test_any_axes_may_be_in_front(layout):
     np.testing.assert_allclose(convolution, complete[1, 2], rtol=1e-5, atol=1e-6)
 
 
-def test_images_of_bytes_are_taken_as_the_kernel_s_numbers():
+def test_images_of_bytes_are_taken_as_kernel_s_numbers():
     x = np.full((1, 4, 4, 1), 200, np.uint8)
     out = conv.convolve(x, np.ones((3, 3, 1, 1), np.float32), padding="VALID")
     np.testing.assert_array_equal(out, np.full((1, 2, 2, 1), 1800.0))
@@ -191,7 +191,7 @@ def test_pooling_is_flax_s_with_its_choice_among_equal_numbers(window, strides):
 
 
 @pytest.mark.parametrize("mode", ["no", "plain", "scaled"])
-def test_the_layer_promotes_no_ranks(mode):
+def test_layer_promotes_no_ranks(mode):
     layer = conv.Conv(3, (2, 2), standardize=mode)
     with jax.numpy_rank_promotion("raise"):
         layer.init_with_output(jax.random.key(0), jnp.ones((2, 4, 4, 2)))

@@ -172,7 +172,7 @@ def cases():
 @pytest.mark.gate(2)
 @pytest.mark.optimized
 @pytest.mark.parametrize(("name", "route", "loop"), list(cases()))
-def test_an_extreme_record_adds_at_most_the_clip_norm(name, route, loop):
+def test_extreme_record_adds_at_most_clip_norm(name, route, loop):
     """It changes the sum of all others by nothing but its own clipped term."""
     model, params, x, y, extremes = task(name)
     fn = sums(model, route)
@@ -190,7 +190,7 @@ GROUPED = [
 @pytest.mark.mutant
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", GROUPED)
-def test_few_records_of_a_convolution_in_groups_do_not_meet(name, monkeypatch):
+def test_few_records_of_convolution_in_groups_do_not_meet(name, monkeypatch):
     """Of few records all gradients are one program outside of a loop, where XLA mixes groups."""
     model, params, x, y, extremes = task(name, 6)
     fn = jax.jit(sums(model, "record"))
@@ -204,7 +204,7 @@ def test_few_records_of_a_convolution_in_groups_do_not_meet(name, monkeypatch):
     assert max(changes) > CLIP**2, changes
 
 
-def test_convolutions_in_groups_stay_apart_under_a_further_map():
+def test_convolutions_in_groups_stay_apart_under_further_map():
     """Of agents, or of a simulation's seeds: no gradient is of more groups than the model's."""
     model, params, x, y, _ = task("flat", 6)
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), params)
@@ -248,7 +248,7 @@ def test_agents_with_convolutions_in_groups_do_not_meet(monkeypatch):
     assert not all(map(np.array_equal, before, after))
 
 
-def test_an_infinite_derivative_adds_nothing():
+def test_infinite_derivative_adds_nothing():
     """Of gradients at two points: each is finite, and ten billion times one of them is not."""
     model = mlp.MLP((4,), 3)
     shape = (6, 3, 8)
@@ -272,7 +272,7 @@ def test_an_infinite_derivative_adds_nothing():
 
 @pytest.mark.mutant
 @pytest.mark.optimized
-def test_a_largest_number_that_drops_nan_is_caught(monkeypatch):
+def test_largest_number_that_drops_nan_is_caught(monkeypatch):
     """The largest of 4,096 numbers, one of them nan, is a number on a CPU."""
 
     def by_size(activation, derivative):

@@ -110,7 +110,7 @@ def test_sums_and_norms_are_those_of_plain_differentiation(name):
     check_close(total, weighted_sum(each, weights), 1e-5)
 
 
-def test_a_linear_score_skips_infinite_records():
+def test_linear_score_skips_infinite_records():
     model = linear.Linear()
     rng = np.random.default_rng(0)
     x = rng.normal(size=(8, 300)).astype(np.float32)
@@ -133,7 +133,7 @@ def test_a_linear_score_skips_infinite_records():
     check_close(total, weighted_sum(each, 1 / (1 + np.float64(observed[good]))), 1e-5)
 
 
-def test_the_rule_and_the_caller_choose_what_is_formed():
+def test_rule_and_caller_choose_what_is_formed():
     """2 t^2 <= p d: 64 positions of a kernel of 108 numbers are formed, one position is not."""
     model, params, x, _ = task("narrow", 1)
     gradients = Gradients(model.apply, losses.cross_entropy)
@@ -287,7 +287,7 @@ def test_what_is_not_tapped_is_differentiated_plainly(kind):
 
 
 @pytest.mark.mutant
-def test_a_layer_called_twice_and_counted_once_is_noticed(monkeypatch):
+def test_layer_called_twice_and_counted_once_is_noticed(monkeypatch):
     """The broken twin of the test above."""
     # Of the three calls, the second is of the layer that the third calls again.
     monkeypatch.setattr(layer_norms, "_alone", lambda program, call: call.number < 2)
@@ -383,7 +383,7 @@ class Pooled(nn.Module):
 @pytest.mark.parametrize(
     ("wide", "tolerance"), [pytest.param(False, 1e-5, marks=pytest.mark.slow), (True, 1e-13)]
 )
-def test_the_first_kernel_is_as_exact_as_the_precision(wide, tolerance):
+def test_first_kernel_is_as_exact_as_precision(wide, tolerance):
     """By both routes, in both precisions; whole numbers make ties that pooling must break alike."""
     with jax.enable_x64(wide):
         kind = jnp.float64 if wide else jnp.float32

@@ -45,7 +45,7 @@ def test_patches_meet_as_their_pixels_do(kernel, padding, size, channels, seed) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("cancelled", "padding"), [(False, 1), (True, 0), (False, 0), (True, 1)])
-def test_the_bound_from_pixels_is_a_bound(padding, cancelled) -> None:
+def test_bound_from_pixels_is_bound(padding, cancelled) -> None:
     result, out = layer((3, 3), padding, 5, (6, 6, 40))
     rng = np.random.default_rng(7)
     x = rng.normal(size=(1, 6, 6, 40)).astype(np.float32)

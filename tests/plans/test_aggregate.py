@@ -68,9 +68,7 @@ def config(relation="zero_out_client", part=None, aggregate=None, **changes):
         ("replace_client", 2 * CLIP, EPOCHS * EACH, 2, 1),
     ],
 )
-def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
-    relation, moved, times, dropouts, colluders
-):
+def test_loss_is_that_of_sum_with_fewest_shares(relation, moved, times, dropouts, colluders):
     """Sums of k rounds as one vector: a mean shift over its covariance, inverted densely."""
     training_plan = plan.make(config(relation, SumShares(dropouts, colluders)), COMPLETE)
     deviation = float(training_plan.noise.scale)
@@ -101,7 +99,7 @@ def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
 
 
 @pytest.mark.mutant
-def test_the_noise_of_a_sum_is_what_the_guarantee_needs(monkeypatch):
+def test_noise_of_sum_is_what_guarantee_needs(monkeypatch):
     """Over many seeds the sums' spread, with as many missing as there may be."""
     missing = (0, 4)
 
@@ -124,7 +122,7 @@ def test_the_noise_of_a_sum_is_what_the_guarantee_needs(monkeypatch):
     assert twin < 0.9 * needed
 
 
-def test_clients_take_turns_and_records_come_once_an_epoch():
+def test_clients_take_turns_and_records_come_once_epoch():
     sampler = Clients(M, EACH, EPOCHS)
     counts = np.full(N, M * EACH)
     key = jax.random.key(0)
@@ -141,7 +139,7 @@ def test_clients_take_turns_and_records_come_once_an_epoch():
         assert (np.diff(rounds) == sampler.turns[1]).all()
 
 
-def test_places_share_a_model_and_without_noise_it_is_plain_descent():
+def test_places_share_model_and_without_noise_it_is_plain_descent():
     training_plan = plan.make(config(noise=None, budget=None, method=Federated()), COMPLETE)
     final_task = task()
     result = run(training_plan, final_task, seeds=[0])
@@ -165,7 +163,7 @@ def test_places_share_a_model_and_without_noise_it_is_plain_descent():
 @pytest.mark.parametrize(
     ("field", "value"), [("dropouts", 1), ("colluders", 1), ("sum_only", False)]
 )
-def test_nothing_else_is_counted_on_than_the_noise_is_for(field, value):
+def test_nothing_else_is_counted_on_than_noise_is_for(field, value):
     """A guarantee that lets more be missing, collude, or read messages, is of other noise."""
     training_plan = plan.make(config(protect=Protect("zero_out_client", CLIP)), COMPLETE)
     stated = training_plan.guarantee.replace(**{field: value})
@@ -202,7 +200,7 @@ class Half(SumShares):
 
 
 @pytest.mark.mutant
-def test_shares_of_ones_own_state_at_least_the_loss_of_their_sum():
+def test_shares_of_ones_own_state_at_least_loss_of_their_sum():
     for colluders in (0, 1):
         part = type("Same", (SumShares,), {})(0, colluders)
         assert plan.make(config(part=part), COMPLETE).guarantee.custom == ("Same",)
@@ -235,7 +233,7 @@ class Own(Aggregator):
         return total
 
 
-def test_an_aggregate_of_ones_own_joins_and_is_named():
+def test_aggregate_of_ones_own_joins_and_is_named():
     for part, extra in ((SumShares(1), {}), (Discrete(5, 1), {"budget": ZCDP})):
         training_plan = plan.make(config(part=part, aggregate=Own(), **extra), COMPLETE)
         assert training_plan.guarantee.custom == ("Own",)
@@ -257,7 +255,7 @@ def test_single_messages_are_hidden_by_noise_of_their_own():
     assert ratio == pytest.approx(math.sqrt(N), rel=1e-5)
 
 
-def test_an_outsider_on_masked_links_loses_what_the_sums_tell():
+def test_outsider_on_masked_links_loses_what_sums_tell():
     """The same noise and loss as to the aggregator; in the clear a share hides far too little."""
     outsider = Protect("zero_out_client", CLIP)
     outside, inside = (plan.make(config(**case), COMPLETE) for case in ({"protect": outsider}, {}))

@@ -107,7 +107,7 @@ EVENTS = {
 
 @pytest.mark.gate(2)
 @pytest.mark.parametrize("name", EVENTS)
-def test_another_accountant_finds_the_same_epsilon_from_the_event(name):
+def test_another_accountant_finds_same_epsilon_from_event(name):
     from dp_accounting import pld
     from dp_accounting.privacy_accountant import NeighboringRelation
 
@@ -147,7 +147,7 @@ class Halves(Sampler):
         return Draw(jnp.tile(start + jnp.arange(half), (len(counts), 1)), None)
 
 
-def test_a_sampler_of_ones_own_inherits_defaults_and_knows_its_epoch():
+def test_sampler_of_ones_own_inherits_defaults_and_knows_its_epoch():
     """It claims nothing: its loss is that of records in every round."""
     config = make_config(sampler=Halves(24), relation="replace_record", rounds=12)
     training_plan = plan.make(config, RING, counts=EQUAL)
@@ -231,7 +231,7 @@ class Single(Sampler):
         return Draw.of_flags(turns == round, self.capacity)
 
 
-def test_a_sampler_of_ones_own_brings_its_accounting():
+def test_sampler_of_ones_own_brings_its_accounting():
     config = make_config(
         sampler=Single(8, 24), relation="zero_out_record", rounds=8, noise=noise.Independent()
     )
@@ -285,7 +285,7 @@ def test_losses_say_what_they_lack_and_take_no_name_of_another():
     KINDS["once"] = Once
 
 
-def test_a_record_of_a_loss_that_is_not_imported_says_so():
+def test_record_of_loss_that_is_not_imported_says_so():
     record = dict(sampled().guarantee.to_dict())
     record["other_loss"] = dict(record["other_loss"], kind="elsewhere")
     with pytest.raises(ValueError, match="loss of kind 'elsewhere'.*import the module that"):
@@ -294,7 +294,7 @@ def test_a_record_of_a_loss_that_is_not_imported_says_so():
 
 @pytest.mark.mutant
 @pytest.mark.parametrize(("ratio", "rounds"), [(0.3, 10), (1.0, 4), (0.05, 1)])
-def test_the_example_of_a_sampler_states_what_it_costs(ratio, rounds):
+def test_example_of_sampler_states_what_it_costs(ratio, rounds):
     """Its epsilon against both directions of a mixture of two Gaussians, integrated."""
     module = load_script("own_sampler", "examples")
     loss = module.CoinLoss((ratio, ratio / 2), rounds)
@@ -318,7 +318,7 @@ def test_the_example_of_a_sampler_states_what_it_costs(ratio, rounds):
     assert loss.epsilon(0.3) == 0 and loss.first_rounds(0).epsilon(1e-5) < 1e-12
 
 
-def test_the_example_of_a_sampler_keeps_its_budget():
+def test_example_of_sampler_keeps_its_budget():
     module = load_script("own_sampler", "examples")
     config = make_config(
         sampler=module.OneCoin(), relation="zero_out_record", rounds=8, epsilon=2.0,

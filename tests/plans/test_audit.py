@@ -71,7 +71,7 @@ def test_every_row_attacker_and_relation_is_audited_here() -> None:
 
 
 @pytest.mark.mutant
-def test_a_row_without_an_audit_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_without_audit_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     method = type("Mine", (DSGD,), {"terms": DSGD.terms})
     monkeypatch.setattr(methods, "Mine", method, raising=False)
     assert audit.missing() == ["Mine", "Mine, a broken copy"]
@@ -81,7 +81,7 @@ def test_a_row_without_an_audit_is_missed(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.mutant
 @pytest.mark.parametrize(("cell", "fault"), CASES)
-def test_measured_loss_is_the_stated_one_and_a_fault_is_found(cell: Cell, fault: str) -> None:
+def test_measured_loss_is_stated_one_and_fault_is_found(cell: Cell, fault: str) -> None:
     outcome, why = audit.planned(cell)
     assert outcome is not None, why
     result = audit.row(cell, outcome, SEEDS, [fault])
@@ -92,7 +92,7 @@ def test_measured_loss_is_the_stated_one_and_a_fault_is_found(cell: Cell, fault:
 
 
 @pytest.mark.slow
-def test_what_is_refused_is_listed_with_the_plan_s_reason() -> None:
+def test_what_is_refused_is_listed_with_plan_s_reason() -> None:
     kept = {("ZipDL", "zip_dl"), ("Federated", "discrete")}
 
     def natural(cell: Cell) -> bool:
@@ -127,7 +127,7 @@ def test_what_is_refused_is_listed_with_the_plan_s_reason() -> None:
     assert len(apart | kept) < len(audit.METHODS) * len(audit.rows("noises"))
 
 
-def test_the_page_is_the_record_s() -> None:
+def test_page_is_record_s() -> None:
     stored = records.read(audit.RECORD).to_dict("records")
     page = audit.PAGE.read_text()
     command = records.read_metadata(audit.RECORD)["command"]
@@ -137,7 +137,7 @@ def test_the_page_is_the_record_s() -> None:
     assert audit.filled(page, stored, command) != page
 
 
-def test_the_page_s_reasons_are_those_of_the_registry() -> None:
+def test_page_s_reasons_are_those_of_registry() -> None:
     page = audit.PAGE.read_text()
     section = page.partition("<!-- reasons -->")[2].partition("<!-- end -->")[0]
     lines = [line for line in section.splitlines() if line.startswith("- ")]
@@ -148,7 +148,7 @@ def test_the_page_s_reasons_are_those_of_the_registry() -> None:
     assert len(reasons) == len(set(reasons)) > 10
 
 
-def test_the_record_has_every_row_and_no_finding() -> None:
+def test_record_has_every_row_and_no_finding() -> None:
     stored = records.read(audit.RECORD).to_dict("records")
     audits = [value for value in stored if value["what"] == "audit"]
     assert joining() == {case[name] for case in audits for name in ("method", "noise", "sampler")}
@@ -164,7 +164,7 @@ def test_the_record_has_every_row_and_no_finding() -> None:
     assert all(each["why"] for each in stored if each["what"] == "refused")
 
 
-def test_the_page_s_example_runs(capsys: pytest.CaptureFixture) -> None:
+def test_page_s_example_runs(capsys: pytest.CaptureFixture) -> None:
     code = audit.PAGE.read_text().partition("```python\n")[2].partition("```")[0]
     exec(code, {})
     ratio, low, high = map(float, capsys.readouterr().out.split())

@@ -50,7 +50,7 @@ def loss_of(value, strategy=None):
     return CLIP * np.sqrt(worst) / float(value.factor[0, 0])
 
 
-def test_the_loss_is_that_of_the_columns_of_a_record(banded):
+def test_loss_is_that_of_columns_of_record(banded):
     assert np.count_nonzero(np.tril(banded.strategy, -3)) == 0
     assert rounds.route(banded.strategy, T).kind == "recursion"
     mu = loss_of(banded)
@@ -65,7 +65,7 @@ def test_the_loss_is_that_of_the_columns_of_a_record(banded):
         dataclasses.replace(banded, noise=noisy)
 
 
-def test_bands_lie_between_fresh_noise_and_the_best_strategy(banded):
+def test_bands_lie_between_fresh_noise_and_best_strategy(banded):
     def error(value):
         inverse = np.eye(T) if value.strategy is None else np.linalg.inv(value.strategy)
         return float(value.factor[0, 0]) * np.linalg.norm(np.tril(np.ones((T, T))) @ inverse)
@@ -80,7 +80,7 @@ def test_bands_lie_between_fresh_noise_and_the_best_strategy(banded):
 
 
 @pytest.mark.slow
-def test_a_cnn_trains_with_it(banded):
+def test_cnn_trains_with_it(banded):
     random = np.random.default_rng(0)
     x = random.normal(size=(24, 14, 14, 1)).astype(np.float32)
     y = np.arange(24) % 3

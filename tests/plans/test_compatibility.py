@@ -65,12 +65,12 @@ def check_joined(payload, kind, method):
 
 
 @pytest.mark.parametrize("payload", METHODS)
-def test_new_noise_of_the_package_joins_methods_by_its_class_alone(payload):
+def test_new_noise_of_package_joins_methods_by_its_class_alone(payload):
     for kind, method in METHODS.items():
         check_joined(payload, kind, method)
 
 
-def test_new_noise_of_single_messages_runs_at_a_server():
+def test_new_noise_of_single_messages_runs_at_server():
     with pytest.raises(ValueError, match="noise is OneStep, which method Federated does not join"):
         make_config(noise=noise.OneStep(), method=Federated())
     part = new(noise.OneStep, TO_SERVER)(fraction=0.9)
@@ -81,7 +81,7 @@ def test_new_noise_of_single_messages_runs_at_a_server():
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_a_new_method_of_the_package_joins_noise_by_its_class_alone(kind):
+def test_new_method_of_package_joins_noise_by_its_class_alone(kind):
     base = type(METHODS[kind])
     method = new(base, base.terms, "dpjax.algorithms.new")
     values = {field.name: getattr(METHODS[kind], field.name) for field in dataclasses.fields(base)}
@@ -91,7 +91,7 @@ def test_a_new_method_of_the_package_joins_noise_by_its_class_alone(kind):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("module", ["mine", "dpjax.contrib.mine"])
-def test_terms_of_a_class_from_outside_promise_nothing(module):
+def test_terms_of_class_from_outside_promise_nothing(module):
     # Noise that all agents can subtract, which says that none can.
     part = new(noise.Whisper, TO_SERVER, module)()
     with pytest.raises(ValueError, match="attacker 'node'.*a seed that they share"):
@@ -111,7 +111,7 @@ def test_terms_of_a_class_from_outside_promise_nothing(module):
     assert plan.make(config, COMPLETE).guarantee.custom == ("New",)
 
 
-def test_methods_of_the_registry_state_terms_or_have_their_base_s():
+def test_methods_of_registry_state_terms_or_have_their_base_s():
     kinds = [kind for kind in PRIVATE if isinstance(kind, type)]
     assert kinds and all(isinstance(kind.terms, MethodTerms) for kind in kinds)
     payloads = {kind.terms.payload for kind in kinds}
@@ -132,6 +132,6 @@ class Titled:
 
 
 @pytest.mark.parametrize("label", ["whisper", "Whisper", "non_private", "a(b)", "", None, 3])
-def test_a_label_of_ones_own_is_no_other_designs(label):
+def test_label_of_ones_own_is_no_other_designs(label):
     with pytest.raises(ValueError, match="label is .* for Titled, a design of your own; give a"):
         plan.make(make_config(noise=Titled(label)), COMPLETE)

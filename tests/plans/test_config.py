@@ -48,7 +48,7 @@ FIELDS = [(part, field.name) for part in PARTS for field in dataclasses.fields(p
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("part", "name"), FIELDS)
-def test_a_value_is_plain_or_refused_by_name(part, name):
+def test_value_is_plain_or_refused_by_name(part, name):
     taken = 0
     for value in JUNK:
         try:
@@ -66,7 +66,7 @@ def test_a_value_is_plain_or_refused_by_name(part, name):
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
-def test_a_part_of_a_wrong_kind_is_refused_by_name(name):
+def test_part_of_wrong_kind_is_refused_by_name(name):
     for value in JUNK:
         fits = {"noise": None, "rounds": 20}.get(name, "no such") is value or name == "noise"
         try:
@@ -77,7 +77,7 @@ def test_a_part_of_a_wrong_kind_is_refused_by_name(name):
         assert fits or isinstance(getattr(config, name), bool | int), value
 
 
-def test_numbers_of_numpy_are_the_plain_ones():
+def test_numbers_of_numpy_are_plain_ones():
     """The same run, whatever the numbers came as."""
     matrix = mixing.metropolis_hastings(graphs.ring(4))
     plain = dict(epsilon=3.0, delta=0.125, clip_norm=0.5, step_size=0.25, max_variance=4.0)

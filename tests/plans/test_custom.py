@@ -225,7 +225,7 @@ class Infinite(Random):
         (Silent(4), {}, r"sampler.amplification of Silent fails: NotImplementedError\(\)"),
     ],
 )
-def test_a_sampler_that_draws_otherwise_than_it_says_is_refused(sampler, changes, text):
+def test_sampler_that_draws_otherwise_than_it_says_is_refused(sampler, changes, text):
     with pytest.raises(ValueError, match=text):
         made(sampler, **changes)
 
@@ -239,7 +239,7 @@ class Shuffled(Cyclic):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("design", ["independent", "anti_pgd"])
-def test_a_record_that_is_in_some_rounds_alone_may_be_in_the_first(design):
+def test_record_that_is_in_some_rounds_alone_may_be_in_first(design):
     stated = made(Shuffled(1, 12, 3), design=design).guarantee
     # A record of round 0 has spent everything after it.
     assert stated.after(1).mu == stated.mu and not stated.white
@@ -275,7 +275,7 @@ class Wrapped(Sampler):
 
 
 @pytest.mark.mutant
-def test_a_sampler_is_tried_again_on_the_records_of_a_run():
+def test_sampler_is_tried_again_on_records_of_run():
     """A plan without counts knows no agent that has fewer than a batch."""
     own = made(Wrapped(), counts=None)
     with pytest.raises(ValueError, match="which draws rows .*; draw distinct rows"):
@@ -330,7 +330,7 @@ class Staying(Loss):
 
 
 @pytest.mark.mutant
-def test_a_total_is_of_all_rounds():
+def test_total_is_of_all_rounds():
     loss = Staying((0.1,), 8)
     with pytest.raises(ValueError, match="Staying, whose plus gives 8 rounds for 8 and 8"):
         loss.then(loss)
@@ -376,7 +376,7 @@ class Single(amplified.Single):
         (Stating(Inherited), "whose kind is 'changed', as which records read another class"),
     ],
 )
-def test_an_amplified_loss_that_contradicts_the_noise_is_refused(claim, text):
+def test_amplified_loss_that_contradicts_noise_is_refused(claim, text):
     options = {"rounds": 8, "counts": np.full(4, 24)}
     assert made(Single(8, 24), **options).guarantee.custom == ("Single", "Stating", "Loss")
     with pytest.raises(ValueError, match=text):
@@ -501,7 +501,7 @@ _mixed = _changed(lambda leaf: (leaf + leaf[::-1]) / 2**0.5)
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("way", ["halved", "common", "level", "mixed"])
-def test_noise_of_ones_own_has_the_covariance_of_its_factor(way):
+def test_noise_of_ones_own_has_covariance_of_its_factor(way):
     with pytest.raises(ValueError, match="noise is Plain.* covariance F F' over agents"):
         made(Random(4), noise=Plain(way))
 
@@ -533,7 +533,7 @@ class Renamed(DiSK):
 
 
 @pytest.mark.mutant
-def test_a_method_that_replaces_a_part_says_again_that_agents_can_run_alone():
+def test_method_that_replaces_part_says_again_that_agents_can_run_alone():
     assert not compatibility.by_agent(Numbered())
     for method in (DSGD(), DiSK(), frozen(Stated)(), Renamed()):
         assert compatibility.by_agent(method)
@@ -542,7 +542,7 @@ def test_a_method_that_replaces_a_part_says_again_that_agents_can_run_alone():
         dp.rounds(own, make_problem(4), agents=(1,))
 
 
-def test_parts_of_the_package_are_not_tried(monkeypatch):
+def test_parts_of_package_are_not_tried(monkeypatch):
     for name in ("check_sampler", "check_noise_draws", "check_amplified"):
         monkeypatch.setattr(custom, name, None)
     made(Random(4))

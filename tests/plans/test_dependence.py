@@ -23,7 +23,7 @@ RING = mixing.metropolis_hastings(graphs.ring(6))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_messages_depend_on_data_through_the_noise_alone(name):
+def test_messages_depend_on_data_through_noise_alone(name):
     case = CASES[name]
     dependence.check_dependence(
         case.method, Chain(lambda _: case.optimizer, 0.1), (case.agents, case.agents)
@@ -131,7 +131,7 @@ class Weighed(Midway):
         (Reported(), "public"),
     ],
 )
-def test_a_method_that_leaks_is_refused(method, leaf):
+def test_method_that_leaks_is_refused(method, leaf):
     with pytest.raises(ValueError, match=f"(?s)method shows.*{leaf}"):
         dependence.check_dependence(method, Sgd(0.1), (N, N))
 
@@ -158,7 +158,7 @@ class ByLeaf(DSGD):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("method", [ByLeaf(), ByLeaf(name="none", axes=1), Average(ByLeaf())])
-def test_a_method_is_traced_again_for_the_models_of_a_run(method):
+def test_method_is_traced_again_for_models_of_run(method):
     """A plan knows no model: a method may tell its toy from all others."""
     problem = make_problem(6)
     training_plan = plan.make(make_config(method=method, design="independent"), RING)
@@ -214,7 +214,7 @@ PROGRAMS = {
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("kind", PROGRAMS)
-def test_control_flow_laid_out_in_an_unknown_way_hides_nothing(kind):
+def test_control_flow_laid_out_in_unknown_way_hides_nothing(kind):
     def only(tell):
         jaxpr = jax.make_jaxpr(lambda *pair: PROGRAMS[kind](*pair, tell))(1.0, 2.0).jaxpr
         (place,) = (k for k, eqn in enumerate(jaxpr.eqns) if eqn.primitive.name == kind)
@@ -238,7 +238,7 @@ def test_control_flow_laid_out_in_an_unknown_way_hides_nothing(kind):
 
 
 @pytest.mark.mutant
-def test_a_host_that_data_call_is_refused():
+def test_host_that_data_call_is_refused():
     def branch(data):
         return jax.lax.cond(data > 0, lambda: _tell(jnp.ones(())), lambda: 0.0)
 
@@ -299,7 +299,7 @@ class Averaged(Dsgd):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("method", [Doubled(), Twice(), LastRounds(), Averaged()])
-def test_a_payload_that_is_no_answer_is_refused(method):
+def test_payload_that_is_no_answer_is_refused(method):
     with pytest.raises(ValueError, match="state a sensitivity"):
         dependence.check_dependence(method, Sgd(0.1), (N, N))
 
@@ -331,7 +331,7 @@ class KeyInMemory(Dsgd):
 
 
 @pytest.mark.mutant
-def test_a_key_outside_the_secret_slot_is_refused():
+def test_key_outside_secret_slot_is_refused():
     with pytest.raises(ValueError, match="state has a key in"):
         dependence.check_dependence(KeyInMemory(), Sgd(0.1), (N, N))
 
@@ -342,7 +342,7 @@ class OtherPayload(Dsgd):
         return {"w": jnp.zeros((N, D + 1))}
 
 
-def test_a_payload_of_other_shapes_is_refused():
+def test_payload_of_other_shapes_is_refused():
     with pytest.raises(ValueError, match="payload says"):
         dependence.check_dependence(OtherPayload(), Sgd(0.1), (N, N))
 
@@ -380,7 +380,7 @@ class Talking(FixedFrame):
 
 
 @pytest.mark.parametrize("way", ["debug", "io", "pure"])
-def test_encoders_that_talk_to_the_host_are_refused(way):
+def test_encoders_that_talk_to_host_are_refused(way):
     method = Federated(sketch=Talking(2, way=way))
     with pytest.raises(ValueError, match="_callback that gets what depends on data"):
         dependence.check_dependence(method, Sgd(0.1), (3, 3))

@@ -56,7 +56,7 @@ def epsilon_of(rho, delta):
     return terms.min()
 
 
-def test_a_code_of_ones_own_that_spends_unevenly_says_so(monkeypatch):
+def test_code_of_ones_own_that_spends_unevenly_says_so(monkeypatch):
     assert made(Discrete(SIZE)).guarantee.loss.even
     monkeypatch.setattr(CalibratedCode, "spends_evenly", lambda *_: False)
     stated = made(Discrete(SIZE)).guarantee
@@ -73,9 +73,7 @@ def test_a_code_of_ones_own_that_spends_unevenly_says_so(monkeypatch):
         ("replace_client", 2, EPOCHS * EACH),
     ],
 )
-def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
-    relation, copies, times, dropouts, colluders
-):
+def test_loss_is_that_of_sum_with_fewest_shares(relation, copies, times, dropouts, colluders):
     """Sums of k rounds as one vector: a shift over its covariance, inverted densely."""
     single = made(Discrete(SIZE, dropouts, colluders), relation)
     code = single.noise.code
@@ -117,7 +115,7 @@ def divergence(value, survivors):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("twin", [False, True])
-def test_the_sum_of_those_who_are_left_has_the_loss_that_is_stated(twin, monkeypatch):
+def test_sum_of_those_who_are_left_has_loss_that_is_stated(twin, monkeypatch):
     """The twin counts the noise of agents who are gone, and of those who collude."""
     if twin:
         monkeypatch.setattr(Discrete, "cohort", lambda part, agents: Cohort(agents, 0, 0))
@@ -145,7 +143,7 @@ def opened_noise(part, aggregate, survivors, seeds=40, **changes):
 
 
 @pytest.mark.mutant
-def test_opened_sums_have_the_noise_of_those_who_are_there(monkeypatch):
+def test_opened_sums_have_noise_of_those_who_are_there(monkeypatch):
     """And on a fine grid it is that of real noise, as far as a test can tell."""
     present = [1, 2, 3, 5]
     part = Discrete(SIZE, dropouts=2)
@@ -169,7 +167,7 @@ def test_opened_sums_have_the_noise_of_those_who_are_there(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_a_run_goes_on_to_the_bit_and_rounds_are_told_apart(tmp_path):
+def test_run_goes_on_to_bit_and_rounds_are_told_apart(tmp_path):
     first = made(Discrete(SIZE, dropouts=1))
     options = dict(seeds=[0, 1], eval_every=3)
     complete = run(first, task(), **options)
@@ -181,7 +179,7 @@ def test_a_run_goes_on_to_the_bit_and_rounds_are_told_apart(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [pytest.param((), marks=pytest.mark.slow), ((2,), (), (0, 5))])
-def test_a_run_under_masks_is_the_one_without(missing):
+def test_run_under_masks_is_one_without(missing):
     """Also with seeds side by side; which masks there are makes no difference."""
     options = dict(seeds=[0, 1], eval_every=T)
     part = Discrete(SIZE, dropouts=2)
@@ -205,7 +203,7 @@ def test_neighbours_move_payloads_by_less_than_is_hidden():
     assert 0 < result.max() and np.sqrt((result**2).sum(-1)).max() <= 2 * CLIP * (1 + 1e-6)
 
 
-def test_the_first_rounds_and_runs_in_a_row_are_stated():
+def test_first_rounds_and_runs_in_row_are_stated():
     guarantee = made(Discrete(SIZE)).guarantee
     assert "every client takes part in at most 4, 3 apart," in guarantee.statement()
     assert ", k = 4, b = 3" in guarantee.caption() and guarantee.after(0).epsilon == 0
@@ -234,7 +232,7 @@ def test_the_first_rounds_and_runs_in_a_row_are_stated():
         guarantee.stopping_at([6, 12])
 
 
-def test_a_plan_of_other_numbers_is_refused():
+def test_plan_of_other_numbers_is_refused():
     first = made(Discrete(SIZE))
     code = first.noise.code
     for change, message in [

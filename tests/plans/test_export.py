@@ -46,7 +46,7 @@ def mu_of(entries):
 @pytest.mark.parametrize(
     ("name", "changes"), diagonal(PRIVATE, [{}, CYCLIC, {"relation": "zero_out_record"}])
 )
-def test_what_is_in_the_file_keeps_what_it_states(network, name, changes, tmp_path):
+def test_what_is_in_file_keeps_what_it_states(network, name, changes, tmp_path):
     training_plan = plan.make(make_config(design=name, **changes), network)
     entries = read(training_plan.save(tmp_path / "it", labels=NAMES))
     assert entries["labels"].tolist() == NAMES
@@ -80,7 +80,7 @@ def test_what_is_in_the_file_keeps_what_it_states(network, name, changes, tmp_pa
         ({"subgroups": ((0, 3, 4), (1, 2, 5))}, 2, "NOT protected from each other"),
     ],
 )
-def test_who_shares_a_seed_is_said_and_is_all_that_is_shared(network, changes, groups, text):
+def test_who_shares_seed_is_said_and_is_all_that_is_shared(network, changes, groups, text):
     training_plan = plan.make(make_config(**changes), network)
     result = calibration.groups(training_plan.factor)
     assert len(set(result)) == groups
@@ -115,7 +115,7 @@ def test_noise_of_other_groups_is_exactly_none(network, tmp_path):
         ({"design": "prefix_sum"}, ("strategy[t, s] V_s", "secret, until the last round")),
     ],
 )
-def test_the_instructions_are_of_the_plan(network, changes, words, tmp_path):
+def test_instructions_are_of_plan(network, changes, words, tmp_path):
     training_plan = plan.make(make_config(**changes), network)
     text = str(read(training_plan.save(tmp_path / "it.npz"))["how_to_use"])
     statement = training_plan.guarantee.statement().partition(" NOT protected from whoever runs")[0]
@@ -140,7 +140,7 @@ COUNTS = (10, 11, 12, 13, 14, 29)
         ("replace_agent", "nothing is divided", "divides u_i"),
     ],
 )
-def test_a_plan_of_full_batches_is_saved_and_says_what_is_divided_by(
+def test_plan_of_full_batches_is_saved_and_says_what_is_divided_by(
     network, relation, message, unsaid, tmp_path
 ):
     config = make_config(relation=relation, sampler=samplers.Full())
@@ -155,7 +155,7 @@ def test_a_plan_of_full_batches_is_saved_and_says_what_is_divided_by(
     assert again.fingerprint() == training_plan.fingerprint()
 
 
-def test_a_file_says_where_messages_need_float64(network, tmp_path):
+def test_file_says_where_messages_need_float64(network, tmp_path):
     """On the complete graph noise of thousands cancels, and float32 loses parts of a gradient."""
     complete = mixing.metropolis_hastings(graphs.complete(6))
     error = {}
@@ -186,7 +186,7 @@ def test_a_file_says_where_messages_need_float64(network, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_plan_of_coin_flips_is_not_saved(network, tmp_path):
+def test_plan_of_coin_flips_is_not_saved(network, tmp_path):
     config = make_config(relation="zero_out_record", sampler=samplers.Poisson(4, 8), rounds=3)
     training_plan = plan.make(config, network, counts=COUNTS)
     with pytest.raises(ValueError, match="secret batches .* a loop of your own would have to draw"):
@@ -207,7 +207,7 @@ def test_files_of_bare_designs_still_load(network, tmp_path):
     assert again.fingerprint() == training_plan.fingerprint()
 
 
-def test_a_changed_term_is_noticed(network, tmp_path):
+def test_changed_term_is_noticed(network, tmp_path):
     training_plan = plan.make(make_config(), network)
     entries = read(training_plan.save(tmp_path / "it.npz", labels=NAMES))
     for change in ({"epsilon": 4.0}, {"labels": np.array(NAMES[::-1])}, {"rounds": 40}):
@@ -216,7 +216,7 @@ def test_a_changed_term_is_noticed(network, tmp_path):
             Design.load(tmp_path / "other.npz")
 
 
-def test_a_file_states_only_a_total_whose_last_phase_it_is(network, tmp_path):
+def test_file_states_only_total_whose_last_phase_it_is(network, tmp_path):
     results, other = (plan.make(make_config(epsilon=e), network) for e in (2.0, 2.5))
     total = protect.Budget(4.0, 1e-5)
     invalid = (

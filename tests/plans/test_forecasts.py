@@ -65,7 +65,7 @@ def simulated(result, coordinates=4000, filled=None):
 
 
 @pytest.mark.parametrize(("name", "unit"), diagonal(PRIVATE, UNITS))
-def test_the_ratio_is_what_noise_and_full_steps_do(network, name, unit):
+def test_ratio_is_what_noise_and_full_steps_do(network, name, unit):
     training_plan = plan.make(make_config(design=name, **unit), network)
     result = training_plan.forecast(2500)
     assert result.ratio == pytest.approx(50 * simulated(training_plan), rel=0.05)
@@ -78,7 +78,7 @@ def test_the_ratio_is_what_noise_and_full_steps_do(network, name, unit):
     )
 
 
-def test_the_floors_are_the_closed_forms(network):
+def test_floors_are_closed_forms(network):
     n = len(network)
     mu = float(gdp.mu(8.0, 1e-5))
     for times, changes, units in [
@@ -101,7 +101,7 @@ def test_the_floors_are_the_closed_forms(network):
             )
 
 
-def test_no_covariance_strategy_mixing_or_step_goes_below_the_floor():
+def test_no_covariance_strategy_mixing_or_step_goes_below_floor():
     """The exact loss of equal shifts, which is the least that mu can be, for random mechanisms."""
     rng = np.random.default_rng(0)
     n = 5
@@ -137,7 +137,7 @@ def test_no_covariance_strategy_mixing_or_step_goes_below_the_floor():
     assert nearest < 1.5 and nearest_apart < 1.5
 
 
-def test_the_floor_is_reached_by_noise_that_cancels_on_the_complete_graph():
+def test_floor_is_reached_by_noise_that_cancels_on_complete_graph():
     matrix = mixing.metropolis_hastings(graphs.complete(10))
     result = plan.make(make_config(design="whisper", rounds=5), matrix).forecast(100)
     assert result.floor <= result.ratio <= 1.1 * result.floor
@@ -171,7 +171,7 @@ def test_row_stochastic_weights_and_schedules_reach_unevenly(name):
         ({"factor": "diagonal"}, "whisper"),
     ],
 )
-def test_a_forecast_that_forgets_a_part_is_caught(network, broken, design):
+def test_forecast_that_forgets_part_is_caught(network, broken, design):
     config = make_config(design=design, relation="replace_record", step_decay="sqrt")
     training_plan = plan.make(config, network)
     if "factor" in broken:
@@ -200,7 +200,7 @@ def test_budgets_of_each_agent_count(network):
     assert result.ratio == pytest.approx(20 * result.apart_rate, rel=1e-6)
 
 
-def test_padding_lowers_the_drift(network):
+def test_padding_lowers_drift(network):
     counts = np.array([20, 20, 20, 7, 3, 11])
     config = make_config(design="mafalda", relation="replace_record", participation=(4, 5))
     training_plan = plan.make(config, network)
@@ -213,7 +213,7 @@ def test_padding_lowers_the_drift(network):
         training_plan.forecast(1, counts=[1, 2])
 
 
-def test_a_forecast_takes_the_counts_that_the_plan_knows(network):
+def test_forecast_takes_counts_that_plan_knows(network):
     """One large agent makes the places of a full batch, of which the others fill few."""
     counts = np.array([400, 20, 20, 20, 20, 20])
     config = make_config(relation="zero_out_record", sampler=samplers.Full())
@@ -257,7 +257,7 @@ def spread_of(result, steps=1):
         ("schedule", {"design": "anti_pgd"}),
     ],
 )
-def test_the_disagreement_is_that_of_the_dense_map(network, matrix, changes):
+def test_disagreement_is_that_of_dense_map(network, matrix, changes):
     star = mixing.uniform_neighbors(graphs.star(6))
     other = mixing.uniform_neighbors(nx.path_graph(6))
     matrix = {"star": star, "schedule": np.stack([star, other])}.get(matrix, network)
@@ -273,7 +273,7 @@ def test_the_disagreement_is_that_of_the_dense_map(network, matrix, changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["dense", "sparse"])
-def test_agents_who_mix_slowly_disagree_and_the_verdict_says_so(form):
+def test_agents_who_mix_slowly_disagree_and_verdict_says_so(form):
     """A ring of 300, whose average would learn: by the average alone it "learns"."""
     ring = mixing.metropolis_hastings(graphs.ring(300), sparse=form == "sparse")
     training_plan = plan.make(make_config(design="independent", epsilon=8.0, rounds=30), ring)
@@ -294,7 +294,7 @@ def test_agents_who_mix_slowly_disagree_and_the_verdict_says_so(form):
     assert plan.make(mixed, ring).forecast(30).level == "learns"
 
 
-def test_a_run_s_models_are_as_far_apart_as_forecast(network):
+def test_run_s_models_are_as_far_apart_as_forecast(network):
     training_plan = plan.make(make_config(design="pairwise", epsilon=60.0, step_size=1.0), network)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", statements.HopelessWarning)
@@ -304,7 +304,7 @@ def test_a_run_s_models_are_as_far_apart_as_forecast(network):
     assert training_plan.forecast(3000).disagreement == pytest.approx(apart / drift, rel=0.06)
 
 
-def test_polynomials_of_any_number_of_agents_have_a_forecast(monkeypatch):
+def test_polynomials_of_any_number_of_agents_have_forecast(monkeypatch):
     ring = mixing.metropolis_hastings(graphs.ring(60), sparse=True)
     config = make_config(noise=noise.Polynomial(horizon="run"))
     training_plan = plan.make(config, ring)
@@ -322,7 +322,7 @@ def test_polynomials_of_any_number_of_agents_have_a_forecast(monkeypatch):
     assert not result.independent and result.ratio >= result.floor
 
 
-def test_a_statement_says_what_a_rare_class_has(network):
+def test_statement_says_what_rare_class_has(network):
     result = plan.make(make_config(), network).forecast(100)
     assert f"for it the ratio is {10 * result.ratio:.2g}." in result.statement()
 
@@ -344,7 +344,7 @@ def flat_problem(agents, slope, size=3000):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
-def test_a_run_has_the_noise_and_the_drift_of_its_forecast(network, relation):
+def test_run_has_noise_and_drift_of_its_forecast(network, relation):
     changes = {"relation": relation, "epsilon": 60.0, "step_size": 1.0}
     noisy = plan.make(make_config(design="whisper_horizon", **changes), network)
     clean = plan.make(make_config(design="non_private", **changes), network)
@@ -399,7 +399,7 @@ def test_poorly_says_between_what(network, relation):
         assert result.level != "poor" and "a model keeps" not in result.statement()
 
 
-def test_a_plan_tells_the_model_that_it_affords(network):
+def test_plan_tells_model_that_it_affords(network):
     training_plan = plan.make(make_config(design="whisper_horizon"), network)
     assert f"noise allows for {training_plan.forecast(7).affords():,.0f} parameters" in repr(
         training_plan
@@ -411,7 +411,7 @@ def test_a_plan_tells_the_model_that_it_affords(network):
         training_plan.forecast(0)
 
 
-def test_a_hopeless_run_warns_before_it_starts_and_others_do_not(network, capsys):
+def test_hopeless_run_warns_before_it_starts_and_others_do_not(network, capsys):
     task = make_problem(6)
     assert statements.parameter_count(jax.eval_shape(task.init, jax.random.key(0))) == 6
     hopeless = plan.make(make_config(epsilon=0.05, rounds=2), network)
@@ -470,7 +470,7 @@ def test_what_noise_by_schedule_lacks_is_told_in_short(network, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_names_the_round_from_which_float32_loses_its_noise(network):
+def test_plan_names_round_from_which_float32_loses_its_noise(network):
     """Of 1e-3 0.5^k, from the first k at which it is below 2^-23; none where all are above."""
     clipped = protect.Protect("replace_agent", 1e-6, norm="l1")
 
@@ -496,7 +496,7 @@ def test_a_plan_names_the_round_from_which_float32_loses_its_noise(network):
     assert constant.noise.scales.min() > 2.0**-23 and "below" not in repr(constant)
 
 
-def test_a_remedy_that_is_not_enough_alone_says_so():
+def test_remedy_that_is_not_enough_alone_says_so():
     """Agents who agree still have the average's noise; shared noise may be a part of the way."""
     matrix = mixing.metropolis_hastings(graphs.ring(50))
     training_plan = plan.make(
@@ -544,7 +544,7 @@ def test_larger_batches_take_no_more_records_than_agents_have(network, kind):
     assert ("times as many records" in small.statement()) == (kind != "random")
 
 
-def test_records_in_place_of_agents_have_batches_of_the_records_that_there_are(network):
+def test_records_in_place_of_agents_have_batches_of_records_that_there_are(network):
     config = make_config(design="independent")
     training_plan = plan.make(config, network, counts=np.full(6, 7))
     result = training_plan.forecast(5000)
@@ -554,7 +554,7 @@ def test_records_in_place_of_agents_have_batches_of_the_records_that_there_are(n
     assert "with batches of" in unknown and "as many records" not in unknown
 
 
-def test_a_remedy_that_is_none_is_not_listed(network):
+def test_remedy_that_is_none_is_not_listed(network):
     """No model is small enough; an epsilon above 20 is vacuous; numbers have no exponents."""
     training_plan = plan.make(make_config(design="independent", epsilon=0.5), network)
     text = training_plan.forecast(100_000).statement()

@@ -50,7 +50,7 @@ def presence(sampler, counts, times):
     return result
 
 
-def test_a_record_is_drawn_in_its_groups_rounds_alone_and_at_its_rate():
+def test_record_is_drawn_in_its_groups_rounds_alone_and_at_its_rate():
     counts = np.array([60, 31])
     times = 3000
     sampler = Poisson(EXPECTED, 5, records=60, separation=SEPARATION)
@@ -70,7 +70,7 @@ def test_a_record_is_drawn_in_its_groups_rounds_alone_and_at_its_rate():
 
 
 @pytest.mark.slow
-def test_the_guarantee_against_another_accountant():
+def test_guarantee_against_another_accountant():
     """As often as a group has rounds, a subsampled Gaussian of the largest column's norm."""
     from dp_accounting import dp_event, pld
     from dp_accounting.privacy_accountant import NeighboringRelation
@@ -133,7 +133,7 @@ def one_draw(rate, ratio, epsilon):
 
 
 @pytest.mark.mutant
-def test_a_block_of_rounds_is_one_draw_of_its_columns_norm():
+def test_block_of_rounds_is_one_draw_of_its_columns_norm():
     """The joint distribution of two rounds' messages, by cubature, against one subsampled Gaussian.
 
     And the broken twin: where both rounds may draw the record, the strategy's rows join the draws,
@@ -204,13 +204,13 @@ class Anywhere(Poisson):
 
 
 @pytest.mark.mutant
-def test_a_sampler_that_ignores_its_groups_is_refused():
+def test_sampler_that_ignores_its_groups_is_refused():
     audit(Poisson(EXPECTED, 8, records=60, separation=SEPARATION), COUNTS, T)
     with pytest.raises(ValueError, match="its pattern says 3 apart"):
         audit(Anywhere(EXPECTED, 8, records=60, separation=SEPARATION), COUNTS, T)
 
 
-def test_the_record_says_it_and_comes_back():
+def test_record_says_it_and_comes_back():
     stated = made().guarantee
     assert "k = 4, b = 3" in stated.caption()
     assert "in 4 of which, 3 apart, every record may be drawn" in stated.statement()

@@ -109,7 +109,7 @@ class Encoded(DSGD):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("method", [Written(), Reduced(), Mapped(), Silent(), Encoded()])
-def test_no_way_around_the_noise(network, method):
+def test_no_way_around_noise(network, method):
     with pytest.raises(ValueError, match="method shows"):
         plan.make(make_config(method=method), network)
     training_plan = plan.make(make_config(), network)
@@ -139,7 +139,7 @@ class Local(DSGD):
         return public_state.memory
 
 
-def test_a_run_leaves_what_its_method_releases(network, small):
+def test_run_leaves_what_its_method_releases(network, small):
     """Its local models stay inside: what is published, and started from, is D-SGD's."""
     plain = run(plan.make(make_config(rounds=2), network), small, seeds=[0])
     local = run(plan.make(make_config(method=Local(), rounds=2), network), small, seeds=[0])
@@ -156,7 +156,7 @@ class Greedy(optimizers.Sgd):
         return super().arrays() | {"factor": np.zeros((6, 6), np.float32)}
 
 
-def test_an_optimizer_has_no_array_of_the_noise(network, small):
+def test_optimizer_has_no_array_of_noise(network, small):
     training_plan = plan.make(make_config(optimizer=Greedy(0.1)), network)
     with pytest.raises(ValueError, match="optimizer has an array 'factor'"):
         run(training_plan, small, seeds=[0])
@@ -231,9 +231,7 @@ def remembering(value):
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize(("part", "make"), [("optimizer", stepped), ("method", remembering)])
-def test_a_release_resumes_with_its_own_arrays_and_memory_only(
-    tmp_path, network, small, part, make
-):
+def test_release_resumes_with_its_own_arrays_and_memory_only(tmp_path, network, small, part, make):
     """Else two messages of one round would differ by a gradient without noise."""
     key = tmp_path / "key"
 
@@ -260,7 +258,7 @@ def test_functions_in_parts_have_one_fingerprint_in_all_processes(network):
 
 
 @pytest.mark.parametrize("answer", [False, None])
-def test_what_a_callback_decided_is_told_by_whoever_resumes(tmp_path, network, small, answer):
+def test_what_callback_decided_is_told_by_whoever_resumes(tmp_path, network, small, answer):
     """On private metrics: an answer, also No, chose the round; one that only watched did not."""
     training_plan = plan.make(make_config(), network)
     options = {"seeds": [0], "eval_every": 5, "checkpoint_seconds": 0}
@@ -295,7 +293,7 @@ class MessageAlone(DSGD):
 
 
 @pytest.mark.parametrize("kind", [Bare, MessageAlone])
-def test_what_a_method_is_given_is_said_where_it_fails(network, kind):
+def test_what_method_is_given_is_said_where_it_fails(network, kind):
     text = rf"send .* withheld .* \(message, carry\).* of {kind.__name__} fails: "
     with pytest.raises(ValueError, match=text):
         plan.make(make_config(method=kind(), design="independent"), network)
@@ -319,7 +317,7 @@ class Silent(DSGD):
 
 
 @pytest.mark.parametrize("kind", [Unfinished, Silent])
-def test_a_method_without_a_part_of_its_round_is_refused(network, kind):
+def test_method_without_part_of_its_round_is_refused(network, kind):
     with pytest.raises(
         ValueError, match=f"method is {kind.__name__}, which lacks emit or exchange"
     ):
@@ -375,7 +373,7 @@ def task_of(of_record=lambda x: x, of_model=lambda params: params):
     [mixed, by_derivative, functools.partial(on_host, vmap_method="broadcast_all"), foreign],
 )
 @pytest.mark.parametrize("unit", ["record", "agent"])
-def test_nothing_mixes_records_or_agents_before_the_clip(network, function, unit):
+def test_nothing_mixes_records_or_agents_before_clip(network, function, unit):
     """By a rule of its own for several: one record would move the terms of all others."""
     made = plan.make(make_config(relation=f"replace_{unit}"), network)
 
@@ -389,7 +387,7 @@ def test_nothing_mixes_records_or_agents_before_the_clip(network, function, unit
 
 
 @pytest.mark.mutant
-def test_an_encoder_mixes_no_agents_before_the_clip():
+def test_encoder_mixes_no_agents_before_clip():
     query = AgentQuery(lambda params, x, y: params @ x, None, 1.0, "flat")
     batch = jnp.ones((2, 4, 3)), jnp.ones((2, 4)), None
     with pytest.raises(ValueError, match="holds custom_vmap_call"):

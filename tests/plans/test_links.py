@@ -115,7 +115,7 @@ def test_decor_under_any_covers_attackers_who_see_every_message(network, attack)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_decor_under_view_is_the_nodes_own_loss(attack):
+def test_decor_under_view_is_nodes_own_loss(attack):
     result = decor(RING, gradients="view", **attack)
     mu = dense_mu(result, views.decor(RING, 1.0, SHARED))
     assert result.guarantee.mu == pytest.approx(mu, rel=3e-6)
@@ -138,7 +138,7 @@ def test_zip_dl_meets_its_budget(attack, rule):
     assert attack["attacker"] in result.guarantee.caption()
 
 
-def test_a_sum_over_a_batch_moves_a_model_by_less(network):
+def test_sum_over_batch_moves_model_by_less(network):
     first = zipped(network, relation="zero_out_record", batch_size=1)
     many = zipped(network, relation="zero_out_record", batch_size=4)
     assert float(first.noise.scale) == pytest.approx(4 * float(many.noise.scale), rel=1e-6)
@@ -160,7 +160,7 @@ def test_less_noise_than_is_stated_is_refused(network, make):
 
 
 @pytest.mark.mutant
-def test_noise_of_another_design_is_refused_in_a_plan(network):
+def test_noise_of_another_design_is_refused_in_plan(network):
     """The broken twin: correlated noise of one seed, whose loss is an outsider's, against nodes."""
     result = decor(network)
     other = plan.make(make_config(rounds=T), network)
@@ -173,7 +173,7 @@ def test_noise_of_another_design_is_refused_in_a_plan(network):
         dataclasses.replace(zipped(network), noise=louder)
 
 
-def test_a_coalition_is_part_of_the_guarantee(network):
+def test_coalition_is_part_of_guarantee(network):
     result = decor(network, attacker="coalition", nodes=[3, 1])
     assert result.guarantee.nodes == (1, 3) and "coalition of 1, 3" in result.guarantee.caption()
     protect = dataclasses.replace(result.config.protect, nodes=(2, 4))
@@ -204,7 +204,7 @@ def step_of(result, gradients):
     return algorithm, algorithm.init({"w": jnp.zeros_like(gradients)})
 
 
-def test_a_run_adds_the_noise_that_is_accounted_by_keys_of_links(network):
+def test_run_adds_noise_that_is_accounted_by_keys_of_links(network):
     outcome = decor(network)
     d = 40_000
     algorithm, state = step_of(outcome, jnp.zeros((outcome.agents, d)))
@@ -228,7 +228,7 @@ def test_a_run_adds_the_noise_that_is_accounted_by_keys_of_links(network):
 
 
 @pytest.mark.parametrize("rule", ["with_own_copy", "messages"])
-def test_a_run_of_zip_dl_adds_the_noise_that_is_accounted(rule):
+def test_run_of_zip_dl_adds_noise_that_is_accounted(rule):
     outcome = zipped(RING, noise=ZeroSum(rule))
     d = 40_000
     algorithm, state = step_of(outcome, jnp.zeros((outcome.agents, d)))
@@ -264,7 +264,7 @@ def _bare(passed):
 
 
 @pytest.mark.slow
-def test_a_run_of_zip_dl_says_where_its_noise_is_lost():
+def test_run_of_zip_dl_says_where_its_noise_is_lost():
     """As of noise by schedule; of PairKeys, which is added to clipped sums, nothing is asked."""
     task = make_problem(len(RING))
     distant = dataclasses.replace(
@@ -367,7 +367,7 @@ class LateKey(SendsKey):
 
 
 @pytest.mark.mutant
-def test_keys_anywhere_but_in_the_secret_slot_are_refused(network):
+def test_keys_anywhere_but_in_secret_slot_are_refused(network):
     with pytest.raises(ValueError, match="state has a key in .*memory.*secret slot"):
         decor(network, method=HoldsLinkKeys())
     sent = links(network)
@@ -401,7 +401,7 @@ class Slower(DSGD):
         return jax.tree.map(lambda leaf: 0.5 * leaf, received), carry
 
 
-def test_what_is_made_of_a_method_with_a_view_is_named(network):
+def test_what_is_made_of_method_with_view_is_named(network):
     for case in (
         zipped(network, method=Louder()), decor(network, method=Slower(), gradients="view"),
         decor(network, method=Slower()),
@@ -411,14 +411,14 @@ def test_what_is_made_of_a_method_with_a_view_is_named(network):
         assert f"relies on your own `{name}`" in case.guarantee.statement()
 
 
-def test_a_packaged_method_without_a_view_of_its_own_is_refused(network):
+def test_packaged_method_without_view_of_its_own_is_refused(network):
     lazy = type("Lazy", (DSGD,), {"__module__": "dpjax.algorithms.lazy"})
     with pytest.raises(ValueError, match="method is Lazy under gradients 'view'.*messages of DSGD"):
         decor(network, method=lazy(), gradients="view")
     assert decor(network, method=lazy()).guarantee.epsilon
 
 
-def test_an_optimizer_of_the_same_name_is_not_the_packages(network):
+def test_optimizer_of_same_name_is_not_packages(network):
     momentum = type("Sgd", (Chain,), {"decay": "constant"})(optax.adam, 0.1)
     with pytest.raises(ValueError, match="optimizer is .*which method ZipDL does not join"):
         zipped(network, optimizer=momentum)
@@ -474,7 +474,7 @@ def test_one_agent_alone():
         decor(np.ones((1, 1)))
 
 
-def test_a_schedule_of_networks(network):
+def test_schedule_of_networks(network):
     schedule = np.stack([network, network])
     with pytest.raises(ValueError, match="Zip-DL takes one matrix"):
         zipped(schedule)
@@ -488,7 +488,7 @@ def test_a_schedule_of_networks(network):
     assert pair.config.protect.sensitivity * minimum <= pair.guarantee.mu
 
 
-def test_a_leaf_of_the_network_has_no_noise_over_messages_alone():
+def test_leaf_of_network_has_no_noise_over_messages_alone():
     star = mixing.metropolis_hastings(graphs.star(5))
     with pytest.raises(ValueError, match="without noise, at any scale.*with_own_copy"):
         zipped(star, noise=ZeroSum("messages"))
@@ -547,7 +547,7 @@ class Beside(Plain):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("attacker", ["outsider", "node", "coalition"])
-def test_noise_of_ones_own_states_at_least_an_outsiders_loss(network, attacker):
+def test_noise_of_ones_own_states_at_least_outsiders_loss(network, attacker):
     """The clip norm in the place of the sensitivity: half of the loss, to replace an agent."""
     changes = {"attacker": attacker, "relation": "replace_agent"}
     if attacker == "coalition":
@@ -590,7 +590,7 @@ class Uneven(Plain):
 @pytest.mark.mutant
 @pytest.mark.parametrize("span", [1.0, 1e3, 1e7])
 @pytest.mark.parametrize("mixed", [0.0, 1.0, 100.0])
-def test_a_loss_of_ones_own_is_compared_agent_by_agent(network, span, mixed):
+def test_loss_of_ones_own_is_compared_agent_by_agent(network, span, mixed):
     """What other agents add, and how that is rounded, lets none state less than it loses."""
     changes = {"attacker": "outsider", "relation": "replace_agent", "rounds": T}
     part = Uneven(span=span, mixed=mixed)
@@ -619,7 +619,7 @@ class Shared(Plain):
 
 
 @pytest.mark.mutant
-def test_a_loss_of_ones_own_to_sums_is_that_of_the_sum(network):
+def test_loss_of_ones_own_to_sums_is_that_of_sum(network):
     changes = {"attacker": "outsider", "relation": "replace_agent"}
     assert decor(network, noise=Shared(), **changes).guarantee.sum_only
     with pytest.raises(ValueError, match="Shared, which states mu .*1' F F' 1"):
@@ -647,9 +647,7 @@ class Optimist(calibration.Factored):
 @pytest.mark.mutant
 @pytest.mark.parametrize("design", ["independent", "pairwise"])
 @pytest.mark.parametrize("kind", [Low, Optimist])
-def test_correlated_noise_of_ones_own_class_states_at_least_an_outsiders_loss(
-    network, kind, design
-):
+def test_correlated_noise_of_ones_own_class_states_at_least_outsiders_loss(network, kind, design):
     training_plan = plan.make(make_config(design=design, rounds=T), network)
     parts = [
         training_plan.noise.factor / 2,
@@ -669,7 +667,7 @@ class White(calibration.Factored):
         return True
 
 
-def test_noise_of_ones_own_over_rounds_spends_no_share_a_round(network):
+def test_noise_of_ones_own_over_rounds_spends_no_share_round(network):
     training_plan = plan.make(make_config(design="prefix_sum", rounds=T), network)
     parts = [training_plan.noise.factor, training_plan.noise.strategy, training_plan.noise.design]
     with pytest.raises(ValueError, match="White, whose spends_evenly.. is True beside a strategy"):
@@ -686,7 +684,7 @@ def replaced(result, own):
     )
 
 
-def test_noise_of_ones_own_class_states_at_least_an_outsiders_loss_to_sampled_batches(network):
+def test_noise_of_ones_own_class_states_at_least_outsiders_loss_to_sampled_batches(network):
     changes = {"sampler": Poisson(2.0, 4), "rounds": T, "relation": "zero_out_record"}
     config = make_config(design="independent", **changes)
     training_plan = plan.make(config, network, counts=np.full(len(network), 20))
@@ -696,13 +694,13 @@ def test_noise_of_ones_own_class_states_at_least_an_outsiders_loss_to_sampled_ba
     assert replaced(training_plan, Own(*parts)).guarantee.custom == ("Own",)
 
 
-def test_a_release_of_noise_that_has_no_grid_is_refused_before_its_first_round(network):
+def test_release_of_noise_that_has_no_grid_is_refused_before_its_first_round(network):
     with pytest.raises(ValueError, match=r"True with noise Plain, which .*: give release=False"):
         decor(network, noise=Plain(), attacker="outsider", release=True)
 
 
 @pytest.mark.mutant
-def test_noise_of_a_users_class_inherits_no_promise(network):
+def test_noise_of_users_class_inherits_no_promise(network):
     """The broken copy: a class that would draw by one seed for all, and says nothing of it."""
     results = [decor(network), decor(network, noise=noise.Independent(), attacker="outsider")]
     for item, secrets in zip(results, ("links", "own"), strict=True):
@@ -716,7 +714,7 @@ def test_noise_of_a_users_class_inherits_no_promise(network):
         assert calibration.guarantee_of(item.target, argument).secrets == secrets
 
 
-def test_noise_of_ones_own_covers_nodes_by_the_secrets_that_it_states(network):
+def test_noise_of_ones_own_covers_nodes_by_secrets_that_it_states(network):
     assert {row.party: row.epsilon for row in decor(network, noise=Plain()).protection()}[
         "another participant"
     ] == decor(network, noise=Plain()).guarantee.epsilon
@@ -750,7 +748,7 @@ def test_planned_phases_of_one_coalition_lose_what_one_long_run_does(network, sm
         one.guarantee.within(Budget(1000.0, one.guarantee.delta))
 
 
-def test_every_design_is_a_part_and_has_a_colour_of_its_own():
+def test_every_design_is_part_and_has_colour_of_its_own():
     assert set(plots.TITLES) == {*noise.DESIGNS, "non_private", "central"}
     looks = [(look.color, look.marker, look.line) for look in plots.LOOKS.values()]
     assert len(set(looks)) == len(looks)

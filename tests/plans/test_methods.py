@@ -145,7 +145,7 @@ def started(value):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", few("disk"))
-def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
+def test_round_keeps_tree_and_is_compiled_one(name):
     single = made(name)
     statics, arrays = parts(single)
     step = algorithm_of(statics, arrays, KEY).step
@@ -166,7 +166,7 @@ def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_keys_are_in_the_secret_slot_alone(name):
+def test_keys_are_in_secret_slot_alone(name):
     single = made(name)
     state = jax.eval_shape(lambda: started(single))
     results = [
@@ -230,7 +230,7 @@ def unfiltered(item, value):
 
 
 @pytest.mark.parametrize("name", few(*KINDS, among=PRIVATE))
-def test_messages_are_those_of_the_view(name):
+def test_messages_are_those_of_view(name):
     """Differences of two runs that share the noise are A (G - G'), and what is left is B Z."""
     one = made(name)
     random = np.random.default_rng(0)
@@ -289,7 +289,7 @@ def stated_mu(value):
 
 
 @pytest.mark.parametrize("name", few(*KINDS, among=PRIVATE))
-def test_the_noise_sent_has_the_loss_that_is_stated(name):
+def test_noise_sent_has_loss_that_is_stated(name):
     single = made(name)
     assert mu_of_what_is_sent(single) == pytest.approx(stated_mu(single), rel=0.1)
 
@@ -313,7 +313,7 @@ class Half(Privatizer):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", ["dsgd-whisper", "dsgd-mafalda", "dsgd-poisson", "decor"])
-def test_a_privatizer_with_half_the_noise_is_caught(name):
+def test_privatizer_with_half_noise_is_caught(name):
     single = made(name)
     result = mu_of_what_is_sent(single, Half)
     assert not result == pytest.approx(stated_mu(single), rel=0.3)
@@ -356,7 +356,7 @@ def moved_by_a_record(value, query):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", ["dsgd-whisper", "dsgd-record", "dsgd-full"])
-def test_a_query_that_clips_at_twice_the_norm_is_caught(name):
+def test_query_that_clips_at_twice_norm_is_caught(name):
     """The broken twin of the test above."""
     single = made(name)
     statics, _ = parts(single)
@@ -365,7 +365,7 @@ def test_a_query_that_clips_at_twice_the_norm_is_caught(name):
 
 
 @pytest.mark.parametrize("name", few("dsgd-record", "dsgd-cyclic", "zip_dl", among=PLAIN))
-def test_without_noise_and_clip_it_is_the_plain_method(name):
+def test_without_noise_and_clip_it_is_plain_method(name):
     changes = {"clip_norm": 1e6, "noise": None, "budget": None, "step_size": 0.3}
     first = made(name, **changes)
     task = problem()
@@ -402,7 +402,7 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", few("dsgd-mafalda"))
-def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
+def test_stopped_run_goes_on_to_same_bits(name, tmp_path):
     single = made(name)
     task = problem()
     options = {"seeds": [0, 1], "eval_every": 2, "checkpoint_seconds": 0}
@@ -416,7 +416,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(name, tmp_path):
 # Poisson batches over devices are in tests/plans/test_poisson.py, covariances in test_run.py.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", few("decor"))
-def test_agents_on_several_devices_give_the_same_numbers(name):
+def test_agents_on_several_devices_give_same_numbers(name):
     first = made(name)
     task = problem()
     single = run(first, task, seeds=[0])
@@ -495,7 +495,7 @@ class Repeating(samplers.Random):
         (Repeating(4), "which draws a record of agent 0 twice"),
     ],
 )
-def test_a_sampler_that_draws_otherwise_than_it_says_is_refused(sampler, text):
+def test_sampler_that_draws_otherwise_than_it_says_is_refused(sampler, text):
     with pytest.raises(ValueError, match=text):
         audit(sampler, problem().partition.counts, 4)
 
@@ -515,7 +515,7 @@ class Remembers(DSGD):
         return message, (state, message)
 
 
-def test_a_run_that_carries_on_starts_its_memory_from_the_given_models():
+def test_run_that_carries_on_starts_its_memory_from_given_models():
     training_plan = plan.make(make_config(method=Remembers(), rounds=2), MATRIX)
     statics, _ = parts(training_plan)
     options = {"w": jnp.arange(2.0 * N * 3).reshape(2, 1, N, 3)}

@@ -39,7 +39,7 @@ def dense_mu(result, rows=slice(None)):
 
 
 @pytest.mark.parametrize("design", ["independent", "whisper"])
-def test_the_outsiders_loss_is_that_of_all_messages(network, design):
+def test_outsiders_loss_is_that_of_all_messages(network, design):
     result = make(network, design=design)
     assert result.guarantee.attacker == "outsider" and result.guarantee.gradients == "any"
     assert result.guarantee.mu == pytest.approx(dense_mu(result), rel=1e-6)
@@ -64,7 +64,7 @@ def test_nodes_gain_no_less_than_outsiders_under_any_gradients(network):
 
 
 @pytest.mark.slow
-def test_a_run_gossips_as_often(network, small):
+def test_run_gossips_as_often(network, small):
     plans = [make(network, method=DSGD(steps)) for steps in (1, K)]
     once, often = (run(item, small, seeds=[0]) for item in plans)
     assert often.metrics["consensus"][-1] < 0.5 * once.metrics["consensus"][-1]

@@ -52,7 +52,7 @@ def test_it_is_one_changed_argument(name):
 
 
 @pytest.mark.parametrize("change", [change for _, change in CHANGES.values()])
-def test_no_other_field_of_the_config_moves(change):
+def test_no_other_field_of_config_moves(change):
     config = make_config(design="independent", relation="zero_out_record", rounds=6)
     other = dataclasses.replace(config, **change)
     fields = [field.name for field in dataclasses.fields(config)]

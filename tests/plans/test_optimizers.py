@@ -39,7 +39,7 @@ CHAINS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", "schedule", "momentum", "filter"])
-def test_an_optimizer_is_one_changed_argument_and_costs_nothing(network, small, name):
+def test_optimizer_is_one_changed_argument_and_costs_nothing(network, small, name):
     plain = plan.make(make_config(), network)
     config = dataclasses.replace(plain.config, optimizer=CHAINS[name])
     training_plan = plan.make(config, network)
@@ -53,7 +53,7 @@ def test_an_optimizer_is_one_changed_argument_and_costs_nothing(network, small, 
 
 @pytest.mark.gate(2)
 @pytest.mark.parametrize("name", CHAINS)
-def test_the_updates_are_those_of_optax(network, small, name):
+def test_updates_are_those_of_optax(network, small, name):
     """With no noise and no clip, against a loop over the messages of plain agents."""
     changes = {"design": "non_private", "clip_norm": 1e6, "rounds": 3, "batch_size": 24}
     training_plan = plan.make(make_config(**changes, optimizer=CHAINS[name]), network)
@@ -74,7 +74,7 @@ def test_the_updates_are_those_of_optax(network, small, name):
         np.testing.assert_allclose(b[0, 0], a, rtol=2e-3, atol=2e-5)
 
 
-def test_an_agents_optimizer_sees_that_agent_alone():
+def test_agents_optimizer_sees_that_agent_alone():
     """A norm over all leaves, and one over matrices, agent by agent as in loops of their own."""
     rng = np.random.default_rng(0)
     models = {"w": rng.normal(size=(3, 4, 5)).astype(np.float32), "b": np.ones((3, 5), np.float32)}
@@ -96,7 +96,7 @@ def test_an_agents_optimizer_sees_that_agent_alone():
 
 
 @pytest.mark.slow
-def test_step_sizes_of_one_chain_share_a_run(network, small):
+def test_step_sizes_of_one_chain_share_run(network, small):
     config = make_config(optimizer=optimizers.Chain(optax.adam, 0.05))
     plans = [
         plan.make(
@@ -217,7 +217,7 @@ def test_what_asks_for_more_than_updates_and_state_is_refused_when_it_is_made(ma
         lambda step: optax.noisy_sgd(step, key=0),
     ],
 )
-def test_noise_of_an_optimizer_is_refused_for_no_guarantee_counts_it(make):
+def test_noise_of_optimizer_is_refused_for_no_guarantee_counts_it(make):
     with pytest.raises(ValueError, match=r"make is .*add_noise.*; leave it out: .*Config\(noise="):
         optimizers.Chain(make, 0.1)
 
@@ -257,7 +257,7 @@ def test_schedules_that_warm_up_from_nothing_are_taken_and_later_steps_are_check
     np.testing.assert_array_equal(below.relative(4), [1, 0.5, 0, -0.5])
 
 
-def test_a_step_that_is_no_number_is_refused_before_a_run(network):
+def test_step_that_is_no_number_is_refused_before_run(network):
     """Of a part of one's own too: a result could not be saved with it."""
 
     @dataclasses.dataclass(frozen=True)
@@ -288,7 +288,7 @@ def _watching(step, noise):
 @pytest.mark.parametrize(
     ("design", "unit"), diagonal(["independent", "whisper", "anti_pgd"], ["agent", "record"])
 )
-def test_the_noise_told_is_the_noise_drawn(network, small, design, unit):
+def test_noise_told_is_noise_drawn(network, small, design, unit):
     """From the privatizer's own draws: variance by agent and round, and covariance of rounds."""
     changes = {} if unit == "agent" else {"relation": "zero_out_record", "batch_size": 4}
     config = make_config(design=design, rounds=6, **changes)
@@ -332,7 +332,7 @@ def test_the_noise_told_is_the_noise_drawn(network, small, design, unit):
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_uses_the_noise_runs_and_costs_nothing(network, small):
+def test_optimizer_that_uses_noise_runs_and_costs_nothing(network, small):
     config = make_config(rounds=8)
     reported = dataclasses.replace(config, optimizer=optimizers.Chain(_adam, 0.05, uses_noise=True))
     plans = [plan.make(reported, network), plan.make(reported.using(None), network)]
@@ -349,7 +349,7 @@ def test_an_optimizer_that_uses_the_noise_runs_and_costs_nothing(network, small)
     )
 
 
-def test_noise_is_told_where_the_optimizer_is_given_the_noisy_means_alone():
+def test_noise_is_told_where_optimizer_is_given_noisy_means_alone():
     reported = optimizers.Chain(_adam, 0.05, uses_noise=True)
     plain = make_config(design="independent")
     with pytest.raises(ValueError, match="uses the noise's variance, but method DiSK"):

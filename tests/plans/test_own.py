@@ -30,7 +30,7 @@ def positive(n, seed=0):
 
 @pytest.mark.parametrize("scale", [1e-200, 1.0, 3e150])
 @pytest.mark.parametrize("relation", ["replace_agent", "zero_out_record"])
-def test_only_the_shape_of_a_covariance_matters(network, scale, relation):
+def test_only_shape_of_covariance_matters(network, scale, relation):
     shape = positive(6)
     training_plan = plan.make(own_config(scale * shape, relation=relation), network)
     held = training_plan.covariance()
@@ -54,14 +54,14 @@ def test_budgets_of_each_agent_bound_it(network):
     assert (mu <= allowed * (1 + 1e-9)).all() and (mu / allowed).max() > 1 - 1e-5
 
 
-def test_the_built_in_designs_come_back(network):
+def test_built_in_designs_come_back(network):
     """Whisper's shape through the keyword is Whisper's plan."""
     whisper = plan.make(make_config(), network)
     again = plan.make(own_config(spatial.whisper(network, 7.0)), network)
     np.testing.assert_allclose(again.covariance(), whisper.covariance(), rtol=1e-5, atol=1e-9)
 
 
-def test_the_name_goes_into_records_and_plans(network, small):
+def test_name_goes_into_records_and_plans(network, small):
     training_plan = plan.make(own_config(positive(6), "half-half", rounds=2), network)
     assert repr(training_plan).startswith("Plan(half-half, 6 agents, (epsilon = 8")
     result = run(training_plan, small, seeds=[0])
@@ -72,7 +72,7 @@ def test_the_name_goes_into_records_and_plans(network, small):
     assert other.fingerprint() != training_plan.fingerprint()
 
 
-def test_a_strategy_of_ones_own_keeps_its_name_and_is_accounted(network, small, tmp_path):
+def test_strategy_of_ones_own_keeps_its_name_and_is_accounted(network, small, tmp_path):
     """Over rounds alone: the identity over agents."""
     strategy = np.eye(4) - 0.5 * np.eye(4, k=-1)
     part = noise.Covariance(np.eye(6), "half back", strategy=7.0 * strategy)
@@ -118,14 +118,14 @@ def test_strategies_that_cannot_be_applied_are_refused_with_what_to_give(network
         )  # fmt: skip
 
 
-def test_a_graph_in_place_of_a_matrix_is_told_what_to_call():
+def test_graph_in_place_of_matrix_is_told_what_to_call():
     graph = graphs.ring(6)
     reported = r"mixing is <networkx.*the matrix of a graph, mixing.metropolis_hastings\(graph\)"
     with pytest.raises(ValueError, match=reported):
         plan.make(make_config(), graph)
 
 
-def test_a_saved_one_makes_the_same_plan_under_its_own_name_only(network, tmp_path):
+def test_saved_one_makes_same_plan_under_its_own_name_only(network, tmp_path):
     training_plan = plan.make(own_config(positive(6)), network)
     read = Design.load(training_plan.save(tmp_path / "it.npz"))
     again = plan.make(own_config(None), network, design=read)
@@ -154,7 +154,7 @@ def test_what_cannot_defend_is_refused(network, covariance, message):
         plan.make(own_config(covariance), network)
 
 
-def test_a_name_of_another_design_is_refused():
+def test_name_of_another_design_is_refused():
     others = (None, "", " x", "central", "covariance", "non_private", "a\nb", "x" * 61, 3)
     titles = [title for label, title in plots.TITLES.items() if label in noise.DESIGNS]
     labels = [make_config(noise=part).label for part, label in LABELS if label != "mine"]
@@ -191,7 +191,7 @@ LABELS = [
 
 
 @pytest.mark.parametrize(("part", "label"), LABELS)
-def test_a_label_tells_the_parameters_that_are_no_defaults(part, label):
+def test_label_tells_parameters_that_are_no_defaults(part, label):
     assert make_config(noise=part).label == label
 
 

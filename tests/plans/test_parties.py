@@ -205,7 +205,7 @@ WORDS = {
 """What a cell means: protected, not, or from other groups alone."""
 
 
-def test_the_table_of_designs_and_the_plans_here_have_the_same_rows():
+def test_table_of_designs_and_plans_here_have_same_rows():
     assert set(table()) == set(PLANS)
 
 
@@ -226,7 +226,7 @@ def test_gossip_steps_and_filters_change_nothing_for_other_parties(row):
         assert item.protection() == plain.protection()
 
 
-def test_every_row_of_the_registry_has_an_answer():
+def test_every_row_of_registry_has_answer():
     entries = [value for row in PLANS for value in made(row)]
     designs = [case.config.noise for case in entries if case.noise is not None]
     # Designs of equal terms protect the same parties.
@@ -242,7 +242,7 @@ def test_every_row_of_the_registry_has_an_answer():
         assert all(row.party in str(item.protection()) for row in item.protection())
 
 
-def test_a_row_gives_the_stated_epsilon_and_the_holder_of_the_seed_is_last():
+def test_row_gives_stated_epsilon_and_holder_of_seed_is_last():
     single = made("independent (LDP)")[0]
     rows = single.protection()
     last = ["whoever runs this process", "whoever holds the seed"]
@@ -257,7 +257,7 @@ def test_a_row_gives_the_stated_epsilon_and_the_holder_of_the_seed_is_last():
 @pytest.mark.parametrize(
     "changes", [{"design": "independent"}, {"design": "mafalda"}, {"subgroups": GROUPS}]
 )
-def test_a_release_protects_participants_who_have_neither_its_process_nor_its_key(changes):
+def test_release_protects_participants_who_have_neither_its_process_nor_its_key(changes):
     released = gossip(release=True, **changes)
     simulated = gossip(**changes)
     rows = [row for row in released.protection() if row.party.startswith(ANOTHER)]
@@ -287,7 +287,7 @@ def test_a_release_protects_participants_who_have_neither_its_process_nor_its_ke
         ),
     ],
 )  # fmt: skip
-def test_the_holder_s_row_says_whose_secrets_the_others_count_on(changes, keepers):
+def test_holder_s_row_says_whose_secrets_others_count_on(changes, keepers):
     assert gossip(**changes).protection()[-1].why.endswith(f"the other rows are about {keepers}")
 
 
@@ -338,7 +338,7 @@ def misstated(value, noise_of=None):
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_other_agents_lose_what_the_table_says(name):
+def test_other_agents_lose_what_table_says(name):
     assert not misstated(gossip(**NODES[name]))
 
 
@@ -346,7 +346,7 @@ def test_other_agents_lose_what_the_table_says(name):
 @pytest.mark.parametrize(
     ("name", "lie"), [("whisper", "own"), ("groups", "own"), ("spacetime", "own")]
 )
-def test_a_table_that_calls_a_shared_seed_an_own_secret_is_found_out(name, lie):
+def test_table_that_calls_shared_seed_own_secret_is_found_out(name, lie):
     """The broken copy: the same noise, under a record that hides who shares its seed."""
     single = gossip(**NODES[name])
     lied = single.guarantee.replace(secrets=lie)
@@ -357,7 +357,7 @@ def test_a_table_that_calls_a_shared_seed_an_own_secret_is_found_out(name, lie):
     assert misstated(single, noise_of=honest)
 
 
-def test_keys_of_links_protect_agents_only_where_they_are_the_attackers():
+def test_keys_of_links_protect_agents_only_where_they_are_attackers():
     outside = gossip(noise=PairKeys(2.0), attacker="outsider")
     rows = {row.party: row for row in outside.protection()}
     assert rows[ANOTHER].epsilon is None and rows[OUTSIDER].epsilon == 8.0
@@ -368,7 +368,7 @@ def test_keys_of_links_protect_agents_only_where_they_are_the_attackers():
     assert rows.pop("the coalition of agents 1, 4") == 8.0 and set(rows.values()) == {None}
 
 
-def test_what_a_coalition_s_own_agents_lose_is_not_in_its_number():
+def test_what_coalition_s_own_agents_lose_is_not_in_its_number():
     """Agent 0 hangs on one of six others who all share secrets; its own are few."""
     graph = nx.complete_graph(range(1, 7))
     graph.add_edge(0, 1)
@@ -406,7 +406,7 @@ def test_what_a_coalition_s_own_agents_lose_is_not_in_its_number():
 
 @pytest.mark.parametrize("design", ["independent", "anti_pgd", "prefix_sum", "mafalda"])
 @pytest.mark.parametrize("attack", [{"attacker": "node"}, {"attacker": "coalition", "nodes": (1,)}])
-def test_against_agents_noise_of_their_own_is_the_outsider_s(design, attack):
+def test_against_agents_noise_of_their_own_is_outsider_s(design, attack):
     single = gossip(design=design, **attack)
     outside = gossip(design=design)
     np.testing.assert_array_equal(single.factor, outside.factor)
@@ -426,7 +426,7 @@ class Coloured(noise.Independent):
         pass
 
 
-def test_noise_of_a_shared_seed_is_refused_against_agents():
+def test_noise_of_shared_seed_is_refused_against_agents():
     for shared in ({"design": "whisper"}, {"design": "spacetime"}, {"subgroups": GROUPS}):
         with pytest.raises(
             ValueError, match="'node'.*a seed that they share.*Independent.*noise.PairKeys"
@@ -454,7 +454,7 @@ def test_one_agent_alone_has_no_other_participant():
     assert "The promises hold for one agent who keeps its seed secret." in text
 
 
-def test_agents_in_a_sum_count_as_colluders():
+def test_agents_in_sum_count_as_colluders():
     rows = {row.party: row for row in summed(SumShares()).protection()}
     assert rows[ANOTHER].epsilon is None and "give colluders=1" in rows[ANOTHER].why
     assert rows[OUTSIDER].epsilon == rows[SERVER].epsilon == 2.0
@@ -504,7 +504,7 @@ def test_what_differs_over_rounds_is_named(changes, text):
         ({"delta": 0.16}, 24, None),
     ],
 )
-def test_a_delta_above_one_over_the_units_warns(changes, counts, text):
+def test_delta_above_one_over_units_warns(changes, counts, text):
     config = make_config(design="independent", rounds=2, **changes)
     argument = None if counts is None else np.full(N, counts)
     if text is None:
@@ -515,7 +515,7 @@ def test_a_delta_above_one_over_the_units_warns(changes, counts, text):
     assert len(caught) == 1 and caught[0].filename == __file__
 
 
-def test_a_delta_above_one_over_the_clients_warns():
+def test_delta_above_one_over_clients_warns():
     """Six places, three clients each."""
     made_for = Budget(2.0, 0.06)
     with pytest.warns(UserWarning, match="delta is 0.06 for 18 clients"):
@@ -523,7 +523,7 @@ def test_a_delta_above_one_over_the_clients_warns():
     summed(SumShares(), budget=Budget(2.0, 0.05))
 
 
-def test_a_run_warns_where_the_plan_did_not_know_its_records():
+def test_run_warns_where_plan_did_not_know_its_records():
     training_plan = plan.make(
         make_config(design="independent", rounds=2, relation="replace_record", delta=0.01), MATRIX
     )

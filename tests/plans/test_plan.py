@@ -55,7 +55,7 @@ def oracle_mu(result, sensitivity):
     ("name", "relation"),
     diagonal(noise.LABELS[1:], ["replace_agent", "replace_record", "zero_out_record"]),
 )
-def test_guarantee_is_what_a_dense_oracle_computes(network, name, relation):
+def test_guarantee_is_what_dense_oracle_computes(network, name, relation):
     times = 1 if relation == "zero_out_record" else 2
     training_plan = plan.make(make_config(design=name, relation=relation), network)
     mu = oracle_mu(training_plan, times * training_plan.config.protect.clip_norm)
@@ -101,7 +101,7 @@ def counting(monkeypatch, module, name):
     return observed
 
 
-def test_a_plan_checks_and_hashes_its_network_once(network, monkeypatch):
+def test_plan_checks_and_hashes_its_network_once(network, monkeypatch):
     targets = counting(monkeypatch, calibration.Target, "__post_init__")
     checks = counting(monkeypatch, mixing, "check_mixing")
     weights = counting(monkeypatch, _validate, "check_weights")
@@ -136,7 +136,7 @@ def test_swapped_config_is_refused(network, field, value):
 
 
 @pytest.mark.mutant
-def test_swapped_relation_in_the_guarantee_is_refused(network):
+def test_swapped_relation_in_guarantee_is_refused(network):
     training_plan = plan.make(make_config(relation="zero_out_record"), network)
     stronger = training_plan.guarantee.replace(relation="replace_record")
     with pytest.raises(ValueError, match="guarantee.relation"):
@@ -162,7 +162,7 @@ def test_guarantee_understated_is_refused(network):
             dataclasses.replace(training_plan, guarantee=weaker)
 
 
-def test_noise_in_a_non_private_plan_and_none_in_a_private_one(network):
+def test_noise_in_non_private_plan_and_none_in_private_one(network):
     training_plan = plan.make(make_config(design="non_private"), network)
     assert not training_plan.factor.any() and not np.isfinite(training_plan.guarantee.epsilon)
     private = plan.make(make_config(), network)
@@ -172,7 +172,7 @@ def test_noise_in_a_non_private_plan_and_none_in_a_private_one(network):
         with_factor(private, training_plan.factor)
 
 
-def test_float32_factor_of_a_badly_conditioned_design_keeps_the_bound():
+def test_float32_factor_of_badly_conditioned_design_keeps_bound():
     matrix = mixing.metropolis_hastings(graphs.complete(20))
     training_plan = plan.make(make_config(rounds=100), matrix)
     bound = training_plan.target.precision_bound(None)
@@ -216,7 +216,7 @@ _DEALT = {"design": "spacetime", "relation": "zero_out_record"}
         ("matrix", _covariance(0.1), _covariance(0.2)),
     ],
 )
-def test_a_design_of_what_the_config_does_not_say_is_refused(network, name, changes, others):
+def test_design_of_what_config_does_not_say_is_refused(network, name, changes, others):
     config = make_config(**changes)
     other = make_config(**changes | others)
     argument = plan.make(config, network).design
@@ -231,7 +231,7 @@ def test_a_design_of_what_the_config_does_not_say_is_refused(network, name, chan
 
 
 @pytest.mark.parametrize("horizon", [5, 50])
-def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
+def test_horizon_beside_run_s_takes_its_own_step_sizes(network, horizon):
     config = make_config(design="whisper_horizon", horizon=horizon, step_decay="sqrt")
     training_plan = plan.make(config, network)
     bound = training_plan.target.precision_bound(None)
@@ -297,13 +297,13 @@ def test_bad_config(changes, message):
         ({"mixing": np.full((6, 6), 1 / 6, np.float32)}, "give a matrix in float64 whose rows"),
     ],
 )
-def test_arguments_of_a_plan_that_are_something_else(network, changes, message):
+def test_arguments_of_plan_that_are_something_else(network, changes, message):
     arguments = {"config": make_config(), "mixing": network} | changes
     with pytest.raises(ValueError, match=re.escape(message)):
         plan.make(**arguments)
 
 
-def test_a_partition_gives_counts_and_the_names_of_messages():
+def test_partition_gives_counts_and_names_of_messages():
     shards = partition.iid(12, n=6, seed=0)
     config = make_config(sampler=dp.samplers.Random(3))
     matrix = np.full((6, 6), 1 / 6)
@@ -316,7 +316,7 @@ def test_a_partition_gives_counts_and_the_names_of_messages():
     np.testing.assert_array_equal(fitting.counts, shards.counts)
 
 
-def test_a_design_is_one_of_those_listed(network):
+def test_design_is_one_of_those_listed(network):
     terms = dict(relation="replace_agent", epsilon=1.0, delta=1e-5, rounds=5, clip_norm=1.0)
     for kind in ("non_private", "central", "prefix_sum"):
         with pytest.raises(ValueError, match=f"kind is '{kind}'; choose one of independent"):
@@ -333,7 +333,7 @@ def test_wrong_number_of_budgets(network):
         plan.make(make_config(epsilon=(1.0, 2.0)), network)
 
 
-def test_arrays_cannot_be_changed_after_the_audit(network):
+def test_arrays_cannot_be_changed_after_audit(network):
     training_plan = plan.make(make_config(), network)
     with pytest.raises(ValueError, match="read-only"):
         training_plan.factor *= np.float32(0.5)
@@ -350,7 +350,7 @@ def test_fingerprint_sees_every_part(network):
     assert training_plan.fingerprint() == again.fingerprint() != other.fingerprint()
 
 
-def test_options_of_the_designs(network):
+def test_options_of_designs(network):
     groups = ((0, 1, 2), (3, 4, 5))
     training_plan = plan.make(make_config(subgroups=groups), network)
     assert not training_plan.covariance()[:3, 3:].any()
@@ -381,7 +381,7 @@ def test_mixing_that_does_not_average_is_refused(network):
         retargeted(training_plan, mixing=2 * network)
 
 
-def test_sensitivity_is_that_of_the_rounded_coefficients():
+def test_sensitivity_is_that_of_rounded_coefficients():
     """A run multiplies by float32(1 / c): its C is that number's inverse, often larger than c."""
     when = Participation(4, 1, 4)
     larger = 0
@@ -414,7 +414,7 @@ STRATEGIES = {
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("pattern", [(1, 64), (4, 16), (64, 1)])
 @pytest.mark.parametrize("mark", [1, 40, 64])
-def test_the_sensitivity_covers_what_inverting_coefficients_loses(name, pattern, mark):
+def test_sensitivity_covers_what_inverting_coefficients_loses(name, pattern, mark):
     """The error of each column of C entry by entry, and of each sum of Gram entries."""
     when = Participation(64, *pattern)
     for dtype in (np.float32, np.float64):
@@ -431,7 +431,7 @@ def test_the_sensitivity_covers_what_inverting_coefficients_loses(name, pattern,
         assert name == "ill" or stated == pytest.approx(usual, rel=1e-12)
 
 
-def test_the_plan_says_whom_the_seed_betrays(network):
+def test_plan_says_whom_seed_betrays(network):
     text = "agents who share its seed are NOT protected from each other"
     assert text in repr(plan.make(make_config(), network))
     assert text in repr(plan.make(make_config(subgroups=((0, 1, 2), (3, 4, 5))), network))
@@ -465,7 +465,7 @@ def test_what_is_no_number_is_stated_by_none(network):
         )
 
 
-def test_one_agent_below_its_own_loss_makes_the_papers_rule_unsound():
+def test_one_agent_below_its_own_loss_makes_papers_rule_unsound():
     """Its exact epsilon is above its own budget, and below the largest one."""
     budget = Budget((40.0,) * 5 + (80.0,), 1e-5, "paper", allow_unsound=True)
     config = dataclasses.replace(make_config(design="pairwise"), budget=budget)

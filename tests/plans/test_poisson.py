@@ -68,7 +68,7 @@ def test_records_are_drawn_at_their_rate_apart_from_each_other():
         assert again == pytest.approx(rate**2, abs=5 * rate / np.sqrt(rounds * count))
 
 
-def test_a_batch_of_all_records_and_rates_that_never_exceed_what_is_stated():
+def test_batch_of_all_records_and_rates_that_never_exceed_what_is_stated():
     sampler = Poisson(7, 3, records=7)
     assert sampler.rates(np.array([7])) == [1.0]
     assert presence(sampler, np.array([7]), 50).mean() == 1
@@ -84,7 +84,7 @@ def query(task, capacity=None):
 
 
 @pytest.mark.slow
-def test_batches_beyond_the_capacity_are_computed_in_passes():
+def test_batches_beyond_capacity_are_computed_in_passes():
     task = make_problem(4)
     models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 4))
     x = jnp.asarray(task.x)
@@ -111,7 +111,7 @@ def test_batches_beyond_the_capacity_are_computed_in_passes():
     assert maximum > 9
 
 
-def test_an_empty_batch_is_zero():
+def test_empty_batch_is_zero():
     task = make_problem(4)
     models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 4))
     batch = UngatheredBatch(
@@ -122,7 +122,7 @@ def test_an_empty_batch_is_zero():
 
 
 @pytest.mark.parametrize("unequal", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_guarantee_against_another_accountant(unequal):
+def test_guarantee_against_another_accountant(unequal):
     from dp_accounting import dp_event, pld
     from dp_accounting.privacy_accountant import NeighboringRelation
 
@@ -221,13 +221,13 @@ class Alike(Poisson):
 
 
 @pytest.mark.parametrize("kind", [Oftener, Alike])
-def test_a_sampler_that_draws_more_often_than_it_says_is_refused(kind):
+def test_sampler_that_draws_more_often_than_it_says_is_refused(kind):
     audit(Poisson(4.0, 6, 24), EQUAL, 20)
     with pytest.raises(ValueError, match="draws .* times, its rate says"):
         audit(kind(4.0, 6, 24), EQUAL, 20)
 
 
-def test_runs_and_what_the_capacity_does_to_them():
+def test_runs_and_what_capacity_does_to_them():
     complete = retargeted(made(), config=config(sampler=Poisson(4.0, 24)))
     # Of a model's own sum, rounding of a pass lowers the clip norm, and passes differ.
     task = dataclasses.replace(make_problem(4), weighted=None)
@@ -242,7 +242,7 @@ def test_runs_and_what_the_capacity_does_to_them():
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_a_stopped_run_goes_on_with_the_same_batches(tmp_path):
+def test_stopped_run_goes_on_with_same_batches(tmp_path):
     options = {"seeds": [0, 1], "eval_every": 5, "checkpoint_seconds": 0, "stop_at": 10}
     straight = run(made(), make_problem(4), **options)
 
@@ -262,7 +262,7 @@ def test_a_stopped_run_goes_on_with_the_same_batches(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
-def test_agents_on_two_devices_give_the_same_numbers():
+def test_agents_on_two_devices_give_same_numbers():
     single, spread = (run(made(), make_problem(4), seeds=[0], devices=count) for count in (1, 2))
     for metric, values in single.metrics.items():
         np.testing.assert_allclose(spread.metrics[metric], values, rtol=2e-5, atol=2e-6)
@@ -368,7 +368,7 @@ class Telling(DSGD):
 told: list = []
 
 
-def test_public_randomness_does_not_tell_the_batch():
+def test_public_randomness_does_not_tell_batch():
     plan = plan_.make(config(method=Telling(), rounds=20), RING, counts=EQUAL)
     told.clear()
     run(plan, make_problem(4), seeds=[0], stop_at=2)
@@ -385,7 +385,7 @@ def test_public_randomness_does_not_tell_the_batch():
     assert not {word for key in public for word in key} & set(words.ravel().tolist())
 
 
-def test_a_payload_that_carries_records_into_later_rounds_is_refused():
+def test_payload_that_carries_records_into_later_rounds_is_refused():
     @dataclasses.dataclass(frozen=True)
     class Tracking(DSGD):
         def sensitivity(self, rounds):
@@ -395,7 +395,7 @@ def test_a_payload_that_carries_records_into_later_rounds_is_refused():
         config(method=Tracking())
 
 
-def test_a_forecast_tells_the_epsilon_of_sampled_batches():
+def test_forecast_tells_epsilon_of_sampled_batches():
     result = made().forecast(200)
     # At its own ratio the epsilon is the budget's, not the much larger one without sampling.
     assert result.epsilon(result.ratio) == pytest.approx(2.0, rel=1e-3)

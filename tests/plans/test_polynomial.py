@@ -30,7 +30,7 @@ def make(matrix=RING, part=noise.Polynomial(), **changes):  # noqa: B008
 
 
 @pytest.mark.parametrize("part", [noise.Polynomial(), noise.Polynomial(3, "run")])
-def test_the_stated_loss_is_hardly_above_the_exact_one(part):
+def test_stated_loss_is_hardly_above_exact_one(part):
     for matrix in (RING, mixing.metropolis_hastings(graphs.star(7), sparse=True)):
         result = make(matrix, part, rounds=9)
         view = views.dsgd(mixing.dense(matrix), covariance=result.covariance()).ldp()
@@ -60,7 +60,7 @@ def test_poisson_batches_need_less_noise():
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("layout", ["dense", "tables"])
-def test_a_round_draws_what_the_plan_is_about(layout):
+def test_round_draws_what_plan_is_about(layout):
     result = make(REGULAR)
     w = REGULAR.toarray() if layout == "dense" else gossip.neighbours(REGULAR, np.float32)
     arrays = {**result.arrays, "mixing": jax.tree.map(jnp.asarray, w)}
@@ -80,7 +80,7 @@ def test_a_round_draws_what_the_plan_is_about(layout):
     assert np.abs(drawn - expected).max() > 1e-2 * np.abs(expected).max()
 
 
-def test_float64_models_have_the_noise_of_float32_weights():
+def test_float64_models_have_noise_of_float32_weights():
     result = make(REGULAR)
     solution = result.noise.solution
     with double_precision():

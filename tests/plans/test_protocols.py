@@ -38,7 +38,7 @@ SLOW = ("average", "midway", "sketch")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
 )
-def test_a_round_joins_the_parts(name):
+def test_round_joins_parts(name):
     case = CASES[name]
     result = algorithm(case)
     drawn = batch(agents=case.agents)
@@ -74,7 +74,7 @@ def test_a_round_joins_the_parts(name):
 
 
 @pytest.mark.optimized
-def test_the_composed_round_is_the_written_one():
+def test_composed_round_is_written_one():
     """D-SGD by parts against its formula written out, to the bit."""
     arrays, shared = parts(CASES["dsgd"])
     result = algorithm(CASES["dsgd"])
@@ -97,7 +97,7 @@ def test_the_composed_round_is_the_written_one():
         np.testing.assert_array_equal(params["w"], state.models["w"])
 
 
-def test_the_halves_around_a_network_are_the_whole_round():
+def test_halves_around_network_are_whole_round():
     case = CASES["tracking"]
     arrays, shared = parts(case)
     cut = make_algorithm(case.method, arrays, privatizer=correlated(), **shared)
@@ -162,7 +162,7 @@ class Pld(NamedTuple):
 
 
 @pytest.mark.slow
-def test_poisson_sampling_and_a_loss_that_is_not_gaussian():
+def test_poisson_sampling_and_loss_that_is_not_gaussian():
     counts = np.array([40, 20])
     sampler = Poisson(5.0)
     sampler.check(counts)
@@ -174,7 +174,7 @@ def test_poisson_sampling_and_a_loss_that_is_not_gaussian():
     assert loss.after(10).epsilon(1e-5) < loss.epsilon(1e-5) < loss.then(loss).epsilon(1e-5)
 
 
-def test_clipping_per_agent_is_a_query_too():
+def test_clipping_per_agent_is_query_too():
     """One gradient an agent: the divisor is 1 and the sum has one term."""
     clip = clipping.per_agent(0.1)
 

@@ -30,7 +30,7 @@ from tests.support import composed, make_config, make_problem, run
 from tests.transforms import rounding
 
 
-def test_a_release_states_the_epsilon_that_was_asked_for(tmp_path, network, small):
+def test_release_states_epsilon_that_was_asked_for(tmp_path, network, small):
     training_plan = plan.make(make_config(epsilon=3.0, release=True, rounds=4), network)
     assert training_plan.guarantee.added_epsilon == 0
     assert (
@@ -57,7 +57,7 @@ def test_a_release_states_the_epsilon_that_was_asked_for(tmp_path, network, smal
     assert stopped.guarantees[0].added_epsilon == spent.added_epsilon
 
 
-def test_a_release_sends_no_message_that_is_not_finite(tmp_path, network, small, monkeypatch):
+def test_release_sends_no_message_that_is_not_finite(tmp_path, network, small, monkeypatch):
     """Whatever let it through: the rounds are spent, and the run begun again ends as it did."""
     training_plan = plan.make(make_config(release=True, rounds=4), network)
     assert "It ends where a message is not finite" in training_plan.guarantee.statement()
@@ -72,7 +72,7 @@ def test_a_release_sends_no_message_that_is_not_finite(tmp_path, network, small,
 
 
 @pytest.mark.mutant
-def test_a_partition_made_from_labels_is_refused_in_a_release_and_stated_else(tmp_path, network):
+def test_partition_made_from_labels_is_refused_in_release_and_stated_else(tmp_path, network):
     """One label that changes moves records of other agents, and public counts."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(240, 5))
@@ -116,7 +116,7 @@ def test_a_partition_made_from_labels_is_refused_in_a_release_and_stated_else(tm
         learn(invalid, False)
 
 
-def test_a_phase_given_twice_repeats_noise_in_a_simulation_alone(tmp_path, network, small):
+def test_phase_given_twice_repeats_noise_in_simulation_alone(tmp_path, network, small):
     """A release's key is drawn anew for every run, whatever its phase is called."""
     noise = {}
     for release in (False, True):
@@ -147,7 +147,7 @@ def test_a_phase_given_twice_repeats_noise_in_a_simulation_alone(tmp_path, netwo
     assert not noise[False].any() and noise[True].mean() > 0.9
 
 
-def test_no_phase_repeats_the_noise_of_an_earlier_one_under_a_total(network, small):
+def test_no_phase_repeats_noise_of_earlier_one_under_total(network, small):
     total = protect.Budget(3.0, 1e-5)
     training_plan = plan.make(make_config(rounds=2, design="independent", epsilon=0.5), network)
     first = run(training_plan, small, seeds=[0])
@@ -179,7 +179,7 @@ def test_no_phase_repeats_the_noise_of_an_earlier_one_under_a_total(network, sma
         pytest.param("mafalda", marks=pytest.mark.slow),
     ],
 )
-def test_what_is_hashed_of_a_release_is_what_runs(tmp_path, network, small, design):
+def test_what_is_hashed_of_release_is_what_runs(tmp_path, network, small, design):
     """Past noise is float64 with either flag: the run finds the program that was traced."""
     training_plan = plan.make(make_config(release=True, design=design, rounds=36), network)
     before = program.traces()
@@ -190,7 +190,7 @@ def test_what_is_hashed_of_a_release_is_what_runs(tmp_path, network, small, desi
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
 
 
-def test_a_release_of_all_records_is_priced_by_the_largest_number_of_them(network):
+def test_release_of_all_records_is_priced_by_largest_number_of_them(network):
     options = dict(relation="replace_record", design="independent", release=True, rounds=2)
     counts = np.arange(10, 10 + len(network))
     complete = plan.make(make_config(sampler=samplers.Full(), **options), network, counts=counts)
@@ -202,7 +202,7 @@ def test_a_release_of_all_records_is_priced_by_the_largest_number_of_them(networ
     assert priced[0].added_epsilon == priced[1].added_epsilon > 0
 
 
-def test_the_grid_is_told_with_the_plan(network):
+def test_grid_is_told_with_plan(network):
     training_plan = plan.make(make_config(release=True), network)
     grid = training_plan.grid
     precision = np.linalg.inv(training_plan.covariance()).diagonal()
@@ -212,7 +212,7 @@ def test_the_grid_is_told_with_the_plan(network):
     assert plan.make(make_config(), network).grid is None
 
 
-def test_a_release_that_needs_more_than_its_reserve_is_refused_with_one_that_is_enough(network):
+def test_release_that_needs_more_than_its_reserve_is_refused_with_one_that_is_enough(network):
     """Also where agents' budgets differ: the smallest one leaves the least.
 
     What an accountant other than the exact one leaves over is no reserve.
@@ -253,7 +253,7 @@ def test_a_release_that_needs_more_than_its_reserve_is_refused_with_one_that_is_
         dict(epsilon=(0.5, *[4.0] * 5), design="independent"),
     ],
 )
-def test_a_release_plan_states_no_less_than_its_run_and_little_more(network, options, cost):
+def test_release_plan_states_no_less_than_its_run_and_little_more(network, options, cost):
     """Whole, in part, in two phases and at stops, of one record and of two."""
     training_plan = plan.make(
         make_config(relation="replace_record", rounds=20, release=True, **options), network
@@ -296,7 +296,7 @@ def test_a_release_plan_states_no_less_than_its_run_and_little_more(network, opt
     differ=st.booleans(),
 )
 @settings(max_examples=12, deadline=None)
-def test_no_plan_states_more_than_was_asked_or_wastes_a_thousandth(
+def test_no_plan_states_more_than_was_asked_or_wastes_thousandth(
     network, design, epsilon, delta, accountant, release, differ
 ):
     """Whole and in part, as numbers and as text."""
@@ -318,7 +318,7 @@ def test_no_plan_states_more_than_was_asked_or_wastes_a_thousandth(
     assert float(up(stated.epsilon)) == float(up(max(np.atleast_1d(request))))
 
 
-def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, small, monkeypatch):
+def test_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, small, monkeypatch):
     training_plan = plan.make(make_config(release=True, design="prefix_sum"), network)
     assert statements.with_precision_cost(training_plan, 1000).guarantee.added_epsilon > 0
     with pytest.raises(ValueError, match="more than 1%. Run fewer rounds or a smaller model"):
@@ -335,7 +335,7 @@ def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, 
 
 
 @pytest.mark.mutant
-def test_a_node_reads_remainders_of_rounded_messages():
+def test_node_reads_remainders_of_rounded_messages():
     """The broken twin of rounding as post-processing: who sees a part of the messages only."""
     h = 2.0**-4
     step = 0.5
@@ -375,7 +375,7 @@ def summed(params, x, y, weights):
     return {"params": {"weight": x.T @ used, "bias": jnp.sum(used)}}
 
 
-def test_a_release_whose_sums_round_by_more_than_a_hundredth_is_refused(tmp_path, network):
+def test_release_whose_sums_round_by_more_than_hundredth_is_refused(tmp_path, network):
     """300 records in one product of a user's own; one by one they are added in float64."""
     task = dataclasses.replace(make_problem(len(network), records=300), weighted=summed)
     options = dict(relation="replace_record", batch_size=300, rounds=2, design="independent")
@@ -411,7 +411,7 @@ def on(platform, monkeypatch):
     ["", "--xla_gpu_deterministic_ops=false", "--other=true",
      "--xla_gpu_deterministic_ops --xla_gpu_deterministic_ops=0"],
 )  # fmt: skip
-def test_a_release_on_a_gpu_asks_for_deterministic_operations(
+def test_release_on_gpu_asks_for_deterministic_operations(
     flags, tmp_path, network, small, monkeypatch
 ):
     training_plan = plan.make(make_config(release=True, rounds=2), network)
@@ -432,7 +432,7 @@ def test_a_release_on_a_gpu_asks_for_deterministic_operations(
         arguments.check_device([training_plan], None)
 
 
-def test_a_release_runs_on_processors_whose_sums_are_known(network, monkeypatch):
+def test_release_runs_on_processors_whose_sums_are_known(network, monkeypatch):
     on("tpu", monkeypatch)
     with pytest.raises(ValueError, match="release is True on a tpu, whose float64"):
         arguments.check_device([plan.make(make_config(release=True, rounds=2), network)], 2)
@@ -442,7 +442,7 @@ def test_a_release_runs_on_processors_whose_sums_are_known(network, monkeypatch)
 @pytest.mark.parametrize(
     "flag", ["cpu_enable_fast_math", "cpu_enable_fast_min_max", "gpu_enable_fast_min_max"]
 )
-def test_a_release_under_fast_math_is_refused(flag, tmp_path, network, small, monkeypatch):
+def test_release_under_fast_math_is_refused(flag, tmp_path, network, small, monkeypatch):
     """Without nan, a gradient that is not finite adds nan in place of zero."""
     training_plan = plan.make(make_config(release=True, rounds=2), network)
     file = tmp_path / "flags"
@@ -490,7 +490,7 @@ def released(first, folder, loss=total):
 
 
 @pytest.mark.optimized
-def test_records_that_are_replayed_move_a_release_by_the_clip_norm(tmp_path, monkeypatch):
+def test_records_that_are_replayed_move_release_by_clip_norm(tmp_path, monkeypatch):
     """The whole round, of a release too, under the noise of one key."""
     monkeypatch.setattr(keys.secrets, "randbits", lambda bits: 7)
     assert 0.99 < abs(released(1, tmp_path) - released(0, tmp_path)) <= rounding.CLIP

@@ -58,7 +58,7 @@ def normal(**changes):
     return config(**(options | changes))
 
 
-def test_a_laplace_plan_spends_its_epsilon_and_says_so():
+def test_laplace_plan_spends_its_epsilon_and_says_so():
     training_plan = plan.make(config(), MATRIX)
     steps = GAMMA * Q1 ** np.arange(T)
     spent = pure.epsilon(steps, training_plan.noise.scales.astype(float), 2.0)
@@ -74,7 +74,7 @@ def test_a_laplace_plan_spends_its_epsilon_and_says_so():
     np.testing.assert_allclose(closed.step_sizes, steps)
 
 
-def test_a_normal_plan_spends_its_mu():
+def test_normal_plan_spends_its_mu():
     training_plan = plan.make(normal(), MATRIX)
     steps = GAMMA * Q1 ** np.arange(T)
     mu = np.sqrt(np.sum((2.0 * steps[:-1] / training_plan.noise.scales[1:].astype(float)) ** 2))
@@ -127,7 +127,7 @@ def near(size):
 
 
 @pytest.mark.parametrize("make", [config, pytest.param(normal, marks=pytest.mark.slow)])
-def test_a_run_says_from_which_round_on_which_share_of_messages_had_no_noise(make):
+def test_run_says_from_which_round_on_which_share_of_messages_had_no_noise(make):
     """Models near 1e5 and scales of .0044: float32 numbers there are .0078 apart."""
     kind = make().noise.__class__
     unit = plan.make(make(noise=kind(1.0), optimizer=Sgd(1e-5)), MATRIX).noise.scales[1]
@@ -173,7 +173,7 @@ def _unchanged(passed):
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_an_entry_that_is_not_finite_hides_no_lost_noise(bad):
+def test_entry_that_is_not_finite_hides_no_lost_noise(bad):
     """The other entry is near 1e5, where numbers are .0078 apart and noise is of .0044."""
     part = ScheduledLaplace(1.0)
     unit = plan.make(config(noise=part, optimizer=Sgd(1e-5)), MATRIX).noise.scales[1]
@@ -190,7 +190,7 @@ def test_an_entry_that_is_not_finite_hides_no_lost_noise(bad):
     assert bare[..., 1].mean() > 0.5
 
 
-def test_a_share_that_is_no_number_counts_as_all_of_it():
+def test_share_that_is_no_number_counts_as_all_of_it():
     """Whatever a privatizer of one's own returns; marks still to come count as nothing."""
     schedule = RunSchedule(6, block_rounds=2, chunk_blocks=1)
     for reference, expected in (
@@ -201,7 +201,7 @@ def test_a_share_that_is_no_number_counts_as_all_of_it():
         assert position.lost_noise() == [expected]
 
 
-def test_a_run_names_the_first_block_whose_noise_is_lost():
+def test_run_names_first_block_whose_noise_is_lost():
     """Scales that shrink below what numbers of size 300 keep in the middle of a run."""
     shrinking = config(noise=ScheduledLaplace(0.7), optimizer=Sgd(1e-3, decay=0.6))
     training_plan = plan.make(shrinking, MATRIX)
@@ -254,7 +254,7 @@ def test_less_noise_than_stated_is_refused(make):
         )
 
 
-def test_parts_that_do_not_go_together_are_refused_with_a_remedy():
+def test_parts_that_do_not_go_together_are_refused_with_remedy():
     cases = {
         "norm": lambda: plan.make(config(protect=protect.Protect("replace_agent", 1.0)), MATRIX),
         "accountant": lambda: plan.make(config(budget=protect.Budget(1.0, delta=1e-5)), MATRIX),
@@ -286,7 +286,7 @@ def _adam(step_size):
     return optax.adam(step_size)
 
 
-def test_what_given_scales_cost_is_the_budget_that_gives_them():
+def test_what_given_scales_cost_is_budget_that_gives_them():
     training_plan = plan.make(config(), MATRIX)
     first = float(training_plan.noise.scales[0])
     np.testing.assert_allclose(scheduled.cost(config(), MATRIX, first), 1.0, rtol=1e-5)
@@ -333,7 +333,7 @@ def test_rounds_without_noise_are_those_whose_payload_does_not_move():
 
 
 @pytest.mark.slow
-def test_optimal_parts_leave_the_error_that_they_predict():
+def test_optimal_parts_leave_error_that_they_predict():
     costs = fusion.make(N, seed=1, high=3.0)
     rounds = 40
     few = dict(iterations=30, pulses=(1, 2), probes=None)
@@ -438,7 +438,7 @@ def lower_bound(halved):
     return float(np.log(low / high))
 
 
-def test_an_attacker_never_gains_more_than_epsilon_and_does_where_the_noise_is_halved():
+def test_attacker_never_gains_more_than_epsilon_and_does_where_noise_is_halved():
     honest = lower_bound(False)
     halved = lower_bound(True)
     assert 0.85 * EPSILON < honest <= EPSILON
@@ -451,7 +451,7 @@ def test_an_attacker_never_gains_more_than_epsilon_and_does_where_the_noise_is_h
     # The toy starts its optimizer anew in every round, and steps by the first step for ever.
     [(Tracking(5.0), [0.0, 0.1, 0.01]), (toys.Tracking(5.0), [0.0, 0.1, 0.1])],
 )
-def test_shifts_of_the_audit_are_those_of_replayed_messages(method, shifts):
+def test_shifts_of_audit_are_those_of_replayed_messages(method, shifts):
     """The audit's shifts are the differences of payloads that a replay finds."""
     first, other = neighbours()
     training_plan = plan.make(
@@ -474,7 +474,7 @@ def test_shifts_of_the_audit_are_those_of_replayed_messages(method, shifts):
 # ---- what a plan must not be made of
 
 
-def test_an_assumed_gap_is_of_one_gradient_as_it_is():
+def test_assumed_gap_is_of_one_gradient_as_it_is():
     """Combinations of gradients move by more than one, and nothing is clipped behind them."""
     for method in (DiSK(kappa=0.1), PMLF(length=2, beta=0.5), Average(DiSK(kappa=0.1))):
         with pytest.raises(ValueError, match="gradient_gap"):
@@ -543,7 +543,7 @@ class Step(Sgd):
         {"optimizer": Step(GAMMA, decay=Q1)},
     ],
 )  # fmt: skip
-def test_what_is_a_users_own_runs_and_is_named(changes):
+def test_what_is_users_own_runs_and_is_named(changes):
     """Whatever it overrides, and how: nothing is guessed, and all texts say who is relied on."""
     (part,) = changes.values()
     name = type(getattr(part, "method", part)).__name__
@@ -561,7 +561,7 @@ def test_what_is_a_users_own_runs_and_is_named(changes):
     assert not plan.make(config(), MATRIX).guarantee.custom
 
 
-def test_a_users_method_has_plain_steps_and_wide_models():
+def test_users_method_has_plain_steps_and_wide_models():
     with pytest.raises(ValueError, match="plain steps"):
         config(method=Own(), optimizer=Chain(_adam, 0.1))
     task = fused()
@@ -627,7 +627,7 @@ def test_one_message_alone_shows_nothing():
         plan.make(config(rounds=1), MATRIX)
 
 
-def test_what_a_schedule_costs_where_full_batches_divide_by_the_records():
+def test_what_schedule_costs_where_full_batches_divide_by_records():
     values = normal(sampler=samplers.Full(), protect=protect.Protect("replace_record", 1.0))
     counts = np.array([4, 6, 5, 6, 3], np.int64)
     training_plan = plan.make(values, MATRIX, counts=counts)

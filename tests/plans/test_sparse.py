@@ -35,7 +35,7 @@ def both(graph, weights=mixing.metropolis_hastings):
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_sparse_matrices_are_the_dense_ones(weights) -> None:
+def test_sparse_matrices_are_dense_ones(weights) -> None:
     directed = [] if weights is WEIGHTS[0] else [graphs.exponential(10)]
     for graph in [*GRAPHS.values(), graphs.complete(1), *directed]:
         dense, sparse = both(graph, weights)
@@ -93,7 +93,7 @@ def test_sparse_matrices_have_gaps_and_fingerprints() -> None:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_plans_of_both_forms_state_the_same(name) -> None:
+def test_plans_of_both_forms_state_same(name) -> None:
     dense, sparse = both(GRAPHS[name])
     n = len(dense)
     for changes in (
@@ -116,7 +116,7 @@ def test_plans_of_both_forms_state_the_same(name) -> None:
             assert second.design.value == pytest.approx(training_plan.design.value, rel=1e-12)
 
 
-def test_other_noise_of_a_sparse_matrix_is_that_of_the_dense_one(tmp_path) -> None:
+def test_other_noise_of_sparse_matrix_is_that_of_dense_one(tmp_path) -> None:
     config = make_config(noise=noise.Whisper())
     dense, sparse = both(GRAPHS["ring"])
     training_plan = plan.make(config, sparse.toarray())
@@ -129,7 +129,7 @@ def test_other_noise_of_a_sparse_matrix_is_that_of_the_dense_one(tmp_path) -> No
         plan.make(config, dense, design=second.design)
 
 
-def test_a_dense_form_beyond_memory_is_refused(monkeypatch) -> None:
+def test_dense_form_beyond_memory_is_refused(monkeypatch) -> None:
     sparse = both(GRAPHS["star"])[1]
     monkeypatch.setattr("dpjax._validate.memory_limit", lambda: 1000)
     with pytest.raises(ValueError, match="mixing is 'a sparse matrix of 9 agents'"):
@@ -144,7 +144,7 @@ def below(diagonal, precisions) -> bool:
 
 
 @pytest.mark.mutant
-def test_the_precisions_of_a_diagonal_are_bounds() -> None:
+def test_precisions_of_diagonal_are_bounds() -> None:
     diagonal = np.random.default_rng(0).lognormal(0, 3, 300)
     precisions = precision.inverse_diagonal(factor=diagonal)
     assert not below(diagonal, precisions)
@@ -160,7 +160,7 @@ def test_the_precisions_of_a_diagonal_are_bounds() -> None:
             precision.inverse_diagonal(factor=np.array(invalid))
 
 
-def test_a_releases_grid_and_cost_need_the_diagonal_alone() -> None:
+def test_releases_grid_and_cost_need_diagonal_alone() -> None:
     diagonal = np.linspace(1, 3, 5).astype(np.float32)
     strategy = np.eye(4) + 0.5 * np.eye(4, k=-1)
     for c in (None, strategy):
@@ -221,7 +221,7 @@ def test_plans_of_one_call_may_differ_in_form_and_in_noise() -> None:
 
 
 @pytest.mark.mutant
-def test_a_plan_with_less_noise_on_a_diagonal_is_refused() -> None:
+def test_plan_with_less_noise_on_diagonal_is_refused() -> None:
     training_plan = plan.make(make_config(noise=noise.Independent()), both(GRAPHS["ring"])[1])
     factor = training_plan.noise.factor.copy()
     factor[3] *= np.float32(1 - 1e-6)

@@ -118,7 +118,7 @@ def problem_with(model, **changes):
 
 
 @pytest.mark.mutant
-def test_every_part_of_a_plan_is_the_packages_or_named(network):
+def test_every_part_of_plan_is_packages_or_named(network):
     config = make_config(design="independent")
     small = Small("replace_agent", clip_norm=0.5)
     cheap = plan.make(dataclasses.replace(config, budget=Cheap(8.0, 1e-5)), network)
@@ -140,7 +140,7 @@ def test_every_part_of_a_plan_is_the_packages_or_named(network):
 
 
 @pytest.mark.mutant
-def test_a_problem_model_or_loss_of_a_users_own_is_named(network):
+def test_problem_model_or_loss_of_users_own_is_named(network):
     training_plan = plan.make(make_config(design="independent", rounds=2), network)
     (plain,) = run(training_plan, problem_with(Linear()), seeds=[0]).guarantees
     assert not plain.custom
@@ -170,11 +170,11 @@ def test_a_problem_model_or_loss_of_a_users_own_is_named(network):
         (lambda: Task(**vars(quadratics(6))), ("Task",)),
     ],
 )  # fmt: skip
-def test_what_gradients_are_made_by_is_the_packages_a_librarys_or_named(task, names):
+def test_what_gradients_are_made_by_is_packages_librarys_or_named(task, names):
     assert custom_parts(task()) == names
 
 
-def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
+def test_code_of_users_is_named_wherever_it_says_it_is_from():
     """By `exec` it has no module, and `functools.wraps` copies that of another function."""
     task = quadratics(6)
     config = make_config()
@@ -190,7 +190,7 @@ def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
 
     by_rule = jax.custom_vjp(task.loss)
     by_rule.defvjp(lambda *values: (task.loss(*values), values), lambda values, g: values)
-    place = f"{__name__}.test_code_of_a_users_is_named_wherever_it_says_it_is_from"
+    place = f"{__name__}.test_code_of_users_is_named_wherever_it_says_it_is_from"
     for loss, name in ((wrapped, "wrapped"), (by_rule, f"{place}.<locals>.<lambda>")):
         assert custom_parts(dataclasses.replace(task, loss=loss)) == (name,)
     assert custom_names(functools.partialmethod(wrapped)) == ("partialmethod",)
@@ -212,7 +212,7 @@ def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
         ("protect", "shift", 0.001),
     ],
 )
-def test_what_is_set_on_a_packaged_part_is_named(field, attribute, value):
+def test_what_is_set_on_packaged_part_is_named(field, attribute, value):
     """A method on an instance takes the place of its class's; the package looks up others."""
     config = make_config()
     part = copy.copy(getattr(config, field))
@@ -223,7 +223,7 @@ def test_what_is_set_on_a_packaged_part_is_named(field, attribute, value):
 
 
 @pytest.mark.mutant
-def test_what_follows_from_a_config_is_not_set_on_it(network):
+def test_what_follows_from_config_is_not_set_on_it(network):
     """A record that took part less often would get less noise, and the audit would agree."""
     config = make_config(design="independent")
     honest = plan.make(config, network)
@@ -260,18 +260,18 @@ def divided_by(rule):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("wrap", [mapped_by, divided_by, np.vectorize, Slotted])
-def test_functions_in_attributes_of_a_librarys_objects_are_named(wrap):
+def test_functions_in_attributes_of_librarys_objects_are_named(wrap):
     assert custom_names(nn.Sequential([wrap(rule)])) == ("rule",)
     assert custom_names(wrap(jax.nn.relu)) == ()
 
 
 @pytest.mark.mutant
-def test_what_a_library_made_of_a_traced_function_is_named():
+def test_what_library_made_of_traced_function_is_named():
     _, tangents = jax.linearize(lambda x: x**2, 1.0)
     assert custom_names(tangents) == ("Jaxpr",)
 
 
-def test_a_statement_names_what_is_set_on_a_packaged_part(network):
+def test_statement_names_what_is_set_on_packaged_part(network):
     config = make_config(design="independent")
     noise = copy.copy(config.noise)
     assert not plan.make(config, network).guarantee.custom
@@ -297,7 +297,7 @@ def test_parts_of_contrib_are_named(network):
     assert not packaged(UpdateRule) and packaged(Chain)
 
 
-def test_a_users_file_of_the_name_of_one_of_pythons_is_a_users(tmp_path, monkeypatch):
+def test_users_file_of_name_of_one_of_pythons_is_users(tmp_path, monkeypatch):
     path = tmp_path / "tabnanny.py"
     path.write_text("class Cheap:\n    pass\n\n\ndef rule(step):\n    return step\n")
     spec = importlib.util.spec_from_file_location("tabnanny", path)
@@ -316,7 +316,7 @@ def shifted(key, x, by):
     return x + by
 
 
-def test_phases_that_do_not_compose_are_refused_before_the_first_round(made):
+def test_phases_that_do_not_compose_are_refused_before_first_round(made):
     first = made.guarantee
     (pair,) = fixed(made, before=[first], planned=True).at(20)
     assert pair == first.followed_by(first, planned=True)
@@ -335,7 +335,7 @@ def test_phases_that_do_not_compose_are_refused_before_the_first_round(made):
         fixed(made, before=[first], planned=1)
 
 
-def test_a_phase_that_was_not_planned_states_the_total_that_was_fixed(made):
+def test_phase_that_was_not_planned_states_total_that_was_fixed(made):
     """Ten rounds of a plan, then all of it; twice all of it would pass the total."""
     total = dataclasses.replace(made.config.budget, epsilon=1.4 * made.config.budget.epsilon)
     first = made.guarantee.after(10).within(total)
@@ -356,7 +356,7 @@ def test_a_phase_that_was_not_planned_states_the_total_that_was_fixed(made):
         fixed(made, before=[made.guarantee])
 
 
-def test_a_later_phase_of_those_who_stay_keeps_their_totals():
+def test_later_phase_of_those_who_stay_keeps_their_totals():
     network = mixing.metropolis_hastings(graphs.complete(6))
     total = protect.Budget((1.0, 8.0, 2.0, 2.0, 4.0, 4.0), 1e-5)
     first = make_config(design="independent", epsilon=(0.5, 4.0, 1.0, 1.0, 2.0, 2.0))
@@ -372,7 +372,7 @@ def test_a_later_phase_of_those_who_stay_keeps_their_totals():
     assert "the total of all phases, epsilon = 1 to 4 by agent" in text
 
 
-def test_a_plan_states_what_each_agent_loses_and_anybody_may_leave():
+def test_plan_states_what_each_agent_loses_and_anybody_may_leave():
     network = mixing.metropolis_hastings(graphs.complete(4))
     each = (1.0, 8.0, 2.0, 4.0)
     training_plan = plan.make(make_config(design="independent", epsilon=each), network)
@@ -395,7 +395,7 @@ def test_a_plan_states_what_each_agent_loses_and_anybody_may_leave():
         dataclasses.replace(training_plan, guarantee=reduced)
 
 
-def test_a_curve_is_of_the_ends_of_chunks(made):
+def test_curve_is_of_ends_of_chunks(made):
     curve = fixed(made, stopping="curve", callback=True)
     assert curve.totals[0].curve.marks == (5, 10, 20)
     assert curve.at(10) == (curve.totals[0].stopped(10),)

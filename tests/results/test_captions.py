@@ -47,7 +47,7 @@ def test_agents_with_budgets_of_their_own_are_told():
     assert "epsilon = 2 to 10 by agent," in captions.guarantees(single)[0]
 
 
-def test_no_printed_epsilon_is_below_the_stated_one():
+def test_no_printed_epsilon_is_below_stated_one():
     for epsilon in (3.00001, 9.99949, 0.123449, 1234.1):
         text = captions.guarantees(private(epsilon))[0]
         display = float(text.removeprefix("(epsilon = ").split(",")[0])
@@ -55,7 +55,7 @@ def test_no_printed_epsilon_is_below_the_stated_one():
 
 
 @pytest.mark.parametrize("delta", [0.999999, 1 - 2.0**-53, 0.99996, 5e-324, 1e-5, 1.23456e-7])
-def test_a_printed_delta_is_rounded_up_within_0_and_1(delta):
+def test_printed_delta_is_rounded_up_within_0_and_1(delta):
     single = private(delta=delta, mu=1e-6)
     texts = [*captions.guarantees(single), *captions.guarantees(single.to_dict()), single.caption()]
     for text in (*texts, single.statement()):
@@ -63,11 +63,11 @@ def test_a_printed_delta_is_rounded_up_within_0_and_1(delta):
         assert delta <= display < 1 and 0 < display <= max(delta * 1.001, 1e-323)
 
 
-def test_a_delta_of_0_is_0():
+def test_delta_of_0_is_0():
     assert delta_text(0.0) == "0" and delta_text(1.0) == "1" and delta_text(0.5, 1) == "0.5"
 
 
-def test_a_false_statement_is_marked():
+def test_false_statement_is_marked():
     true = private()
     record = true.replace(epsilon=5.0, accountant="paper", unsound=True).to_dict()
     (text,) = captions.guarantees(record)
@@ -118,7 +118,7 @@ def test_participations_are_told_and_told_apart():
     assert "epsilon = 3 and 10" in pair and "k = 20, b = 19" in pair
 
 
-def test_an_assumed_gap_is_in_every_caption():
+def test_assumed_gap_is_in_every_caption():
     """A figure whose guarantee rests on an assumption says so, apart from others."""
     loss = losses.Pure(bound=1.0, rounds=10)
     options = dict(

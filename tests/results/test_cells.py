@@ -39,7 +39,7 @@ def stored(folder: Path, column: str, cell: Any, every: bool) -> Path:
     "column",
     ["test_loss", *(pytest.param(c, marks=pytest.mark.slow) for c in ("design", *COLUMNS))],
 )
-def test_each_is_drawn_or_refused_with_a_reason(column: str, every: bool, tmp_path: Path) -> None:
+def test_each_is_drawn_or_refused_with_reason(column: str, every: bool, tmp_path: Path) -> None:
     for number, cell in enumerate(CELLS):
         path = stored(tmp_path / str(number), column, cell, every)
         frame = records.read(path)

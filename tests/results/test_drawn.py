@@ -78,7 +78,7 @@ def test_conditions_keep_rows_or_say_what_there_is() -> None:
         plots._chosen(frame, "b")
 
 
-def test_the_metadata_say_what_is_drawn_unless_asked(tmp_path: Path) -> None:
+def test_metadata_say_what_is_drawn_unless_asked(tmp_path: Path) -> None:
     rows = [{"kind": k, "distance": d, "mu": 1.0 + d} for k in "ab" for d in (1, 1, 2)]
     reported = {"plot": {"x": "distance", "y": "mu", "series": "kind"}}
     path = records.write(tmp_path / "r.jsonl", rows, reported)
@@ -105,7 +105,7 @@ def test_metadata_may_choose_rows_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_systems_are_drawn_over_the_budgets(tmp_path: Path) -> None:
+def test_all_systems_are_drawn_over_budgets(tmp_path: Path) -> None:
     text = plots.from_records(STORED / "compare.jsonl.gz", out=tmp_path / "a.svg").read_text()
     # Metadata choose one of two data sets, which the caption says.
     assert "Rows of dataset = a9a, phase = final." in text
@@ -122,7 +122,7 @@ def test_all_systems_are_drawn_over_the_budgets(tmp_path: Path) -> None:
         plots.from_records(STORED / "compare.jsonl.gz", **pair)
 
 
-def test_the_noise_of_the_whole_run_is_drawn_first(tmp_path: Path) -> None:
+def test_noise_of_whole_run_is_drawn_first(tmp_path: Path) -> None:
     figure = plots.from_records(STORED / "whisper_variance.jsonl.gz", out=tmp_path / "a.svg")
     assert "<!-- trajectory energy -->" in figure.read_text()
 
@@ -134,7 +134,7 @@ def test_axes_are_logarithmic_where_asked(tmp_path: Path) -> None:
     assert plots.from_records(path, x="epsilon", y="loss", log_y=True).read_bytes() != plain
 
 
-def test_lines_told_apart_by_a_number_say_which(tmp_path: Path) -> None:
+def test_lines_told_apart_by_number_say_which(tmp_path: Path) -> None:
     rows = [{"clip_norm": c, "epsilon": e, "seed": 0, "loss": 1.0} for e in (1.0, 2.0)
             for c in (1.0, 0.3)]  # fmt: skip
     path = records.write(tmp_path / "r.jsonl", rows, {})
@@ -201,7 +201,7 @@ def test_records_without_rows_are_named_plainly(tmp_path: Path) -> None:
         plots.from_records((path,))
 
 
-def test_a_stored_scale_is_that_of_its_column(tmp_path: Path) -> None:
+def test_stored_scale_is_that_of_its_column(tmp_path: Path) -> None:
     stored = {"y": "loss", "where": ["phase=final"], "log_y": True}
     path = records.write(tmp_path / "a.jsonl", rows(debt=-1.0), {"plot": stored})
     assert plots.from_records(path, y="debt").name == "a_debt_round.svg"
@@ -217,7 +217,7 @@ def test_files_are_chosen_where_they_are_no_archive_too(tmp_path: Path) -> None:
     assert plots.from_records(paths, file="b").name == "a_loss_round.svg"
 
 
-def test_rows_without_a_seed_are_no_seeds(tmp_path: Path) -> None:
+def test_rows_without_seed_are_no_seeds(tmp_path: Path) -> None:
     arguments = [r | {"seed": None} for r in rows() if r["seed"] == 0]
     path = records.write(tmp_path / "a.jsonl", arguments, {})
     for where in (["phase=final"], ["phase=final", "seed=None"]):
@@ -241,7 +241,7 @@ def test_names_with_dollar_signs_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_committed_comparison_is_drawn(tmp_path):
+def test_committed_comparison_is_drawn(tmp_path):
     archive = ROOT / "docs/records/compare.jsonl.gz"
     out = tmp_path / "figure.png"
     assert plots.from_records(archive, out=out) == out

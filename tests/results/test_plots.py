@@ -85,7 +85,7 @@ def assert_tidy(figure):
 
 
 @pytest.mark.slow
-def test_the_same_rows_give_the_same_bytes(tmp_path):
+def test_same_rows_give_same_bytes(tmp_path):
     def drawn(name, seed):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "MPLBACKEND": "svg"}
         done = subprocess.run(
@@ -100,7 +100,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["svg", pytest.param("png", marks=pytest.mark.slow)])
-def test_another_drawing_in_the_process_gives_the_same_bytes(tmp_path, ten, ending):
+def test_another_drawing_in_process_gives_same_bytes(tmp_path, ten, ending):
     paths = [
         plots.lines(ten, "round", "test_loss", path=tmp_path / f"{name}.{ending}") for name in "ab"
     ]
@@ -113,7 +113,7 @@ def test_another_drawing_in_the_process_gives_the_same_bytes(tmp_path, ten, endi
         assert word not in first
 
 
-def test_users_settings_do_not_change_a_figure(tmp_path, ten):
+def test_users_settings_do_not_change_figure(tmp_path, ten):
     import matplotlib
 
     first = plots.lines(ten, "round", "test_loss", path=tmp_path / "a.svg").read_bytes()
@@ -123,7 +123,7 @@ def test_users_settings_do_not_change_a_figure(tmp_path, ten):
     assert first == second
 
 
-def test_the_caption_holds_the_guarantee(tmp_path, ten):
+def test_caption_holds_guarantee(tmp_path, ten):
     caption = guarantee(10.0).caption()
     figure = plots.lines(ten, "round", "test_loss")
     assert caption in plots.finish(figure)
@@ -138,13 +138,13 @@ def test_the_caption_holds_the_guarantee(tmp_path, ten):
 @pytest.mark.parametrize(
     "value", ["(epsilon = 5)-DP, a test's", guarantee(5.0), guarantee(5.0).to_dict()]
 )
-def test_a_guarantee_may_be_given(ten, value):
+def test_guarantee_may_be_given(ten, value):
     figure = plots.lines(ten, "round", "test_loss", guarantee=value)
     caption = plots.finish(figure)
     assert "epsilon = 5" in caption and "epsilon = 10" not in caption
 
 
-def test_rows_without_a_guarantee_claim_none(ten):
+def test_rows_without_guarantee_claim_none(ten):
     figure = plots.lines(ten.drop(columns="guarantee"), "round", "test_loss")
     assert "Guarantee" not in plots.finish(figure)
 
@@ -185,7 +185,7 @@ def test_looks_may_be_given(ten):
     assert [line.get_color() for line in lines] == ["#123456", "#654321"]
 
 
-def test_a_series_looks_the_same_in_all_panels(ten):
+def test_series_looks_same_in_all_panels(ten):
     single = ten[ten["design"] == "whisper"]
     figure, panels = plots.figure(1, 3)
     for ax, names in zip(panels, (["a", "b", "c"], ["c", "d"], ["b"]), strict=True):
@@ -197,7 +197,7 @@ def test_a_series_looks_the_same_in_all_panels(ten):
     assert len(set(observed.values())) == len(observed) == 4
 
 
-def test_a_title_is_drawn_as_its_algorithm(ten):
+def test_title_is_drawn_as_its_algorithm(ten):
     single = ten[ten["design"] == "whisper"].assign(design="Whisper")
     (line,) = plots.lines(single, "round", "test_loss").axes[0].get_lines()
     assert line.get_color() == plots.LOOKS["whisper"].color
@@ -273,7 +273,7 @@ def test_one_seed_has_no_band(ten):
     assert "One seed." in plots.finish(figure)
 
 
-def test_without_an_epsilon_a_run_is_a_level(frame):
+def test_without_epsilon_run_is_level(frame):
     last = frame[frame["round"] == 300]
     (ax,) = plots.lines(last, "epsilon", "test_loss").axes
     level = next(line for line in ax.get_lines() if line.get_label() == "non-private")
@@ -303,7 +303,7 @@ def test_one_panel_is_tidy(ten, frame):
         assert_tidy(figure)
 
 
-def test_an_untidy_figure_is_noticed(ten):
+def test_untidy_figure_is_noticed(ten):
     figure = plots.lines(ten, "round", "test_loss")
     plots.finish(figure)
     text = figure.texts[0]
@@ -333,7 +333,7 @@ def test_panels_share_one_legend_and_one_caption(tmp_path, frame):
 
 
 @pytest.mark.slow
-def test_a_png_stands_in_for_a_large_svg(tmp_path):
+def test_png_stands_in_for_large_svg(tmp_path):
     rng = np.random.default_rng(0)
     rows = [
         {"design": f"series {k}", "round": r, "loss": rng.normal()}
@@ -347,7 +347,7 @@ def test_a_png_stands_in_for_a_large_svg(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.png"]
 
 
-def test_a_figure_is_replaced_whole(tmp_path, ten, monkeypatch):
+def test_figure_is_replaced_whole(tmp_path, ten, monkeypatch):
     path = plots.lines(ten, "round", "test_loss", path=tmp_path / "deep" / "a.svg")
     before = path.read_bytes()
 
@@ -381,7 +381,7 @@ def test_records_are_drawn_with_sensible_defaults(tmp_path):
 
 
 @pytest.mark.parametrize("minimum", [1.0, 3.0])
-def test_an_epsilon_axis_names_the_largest_agent(minimum):
+def test_epsilon_axis_names_largest_agent(minimum):
     rows = pandas.DataFrame(make_rows(("independent",)))
     figure = plots.lines(rows[rows["round"] == 300], "epsilon", "test_loss")
     assert figure.axes[0].get_xlabel() == "epsilon"
@@ -392,7 +392,7 @@ def test_an_epsilon_axis_names_the_largest_agent(minimum):
     assert figure.axes[0].get_xlabel() == expected
 
 
-def test_the_first_metric_is_drawn_where_there_is_no_test_loss(tmp_path):
+def test_first_metric_is_drawn_where_there_is_no_test_loss(tmp_path):
     rows = [
         {"design": a, "agents": 20, "seed": s, "round": r, "energy": r + s, "other": 1.0}
         for a in ("whisper", "independent")
@@ -457,7 +457,7 @@ def test_indistinguishable_runs_are_refused():
         plots.lines(pandas.DataFrame(graphs), "round", "test_loss")
 
 
-def test_a_design_with_parameters_has_a_look_of_its_own(tmp_path):
+def test_design_with_parameters_has_look_of_its_own(tmp_path):
     names = ["polynomial", "polynomial(degree=4)", "polynomial(degree=8)"]
     rows = [
         {"design": name, "seed": seed, "round": r, "test_loss": r + len(name)}

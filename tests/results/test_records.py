@@ -46,7 +46,7 @@ def test_rows_and_metadata_come_back(tmp_path):
     assert stored["rows"] == 3
 
 
-def test_the_file_is_strict_json_lines(tmp_path):
+def test_file_is_strict_json_lines(tmp_path):
     path = records.write(tmp_path / "run.jsonl", ROWS, {})
 
     def refuse(constant):
@@ -100,7 +100,7 @@ def test_guarantees_are_stored_once_and_put_back(tmp_path):
     assert Guarantee.from_dict(frame["guarantee"][1]) == Guarantee.none(100)
 
 
-def test_an_existing_file_is_never_overwritten(tmp_path):
+def test_existing_file_is_never_overwritten(tmp_path):
     path = records.write(tmp_path / "run.jsonl", ROWS, {})
     before = path.read_bytes()
     with pytest.raises(ValueError, match="exists; records are never overwritten"):
@@ -109,7 +109,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_file_that_appears_meanwhile_is_kept(tmp_path, monkeypatch, links):
+def test_file_that_appears_meanwhile_is_kept(tmp_path, monkeypatch, links):
     path = tmp_path / "run.jsonl"
 
     def rows():
@@ -136,7 +136,7 @@ def test_file_systems_without_links_work(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("step", ["fsync", "link"])
-def test_a_crash_half_way_leaves_nothing(tmp_path, monkeypatch, step):
+def test_crash_half_way_leaves_nothing(tmp_path, monkeypatch, step):
     def crash(*_):
         raise OSError(28, "no space left")
 
@@ -159,7 +159,7 @@ def test_folders_and_lists_are_merged_in_order(tmp_path):
     assert list(selection.index) == [0, 1, 2]
 
 
-def test_nothing_to_read_is_an_error(tmp_path):
+def test_nothing_to_read_is_error(tmp_path):
     for arguments, message in (
         (tmp_path / "none.jsonl", "not there"),
         (tmp_path, "without"),
@@ -232,7 +232,7 @@ def test_no_changed_digit_is_read(tmp_path, read):
 
 
 @pytest.mark.parametrize("value", ['"digest":null,', ""])
-def test_a_file_that_lost_its_digest_is_refused(tmp_path, value):
+def test_file_that_lost_its_digest_is_refused(tmp_path, value):
     path = records.write(tmp_path / "run.jsonl", ROWS, {})
     other = tmp_path / "other.jsonl"
     other.write_text(re.sub(r',"digest":"\w+"', value and "," + value[:-1], path.read_text()))
@@ -248,7 +248,7 @@ def test_files_of_earlier_versions_have_no_digest_and_are_read(tmp_path):
     assert records.read_metadata(path) == head["metadata"]
 
 
-def test_a_changed_file_in_an_archive_is_named(tmp_path):
+def test_changed_file_in_archive_is_named(tmp_path):
     path = records.write(tmp_path / "a.jsonl", [{"x": 99}], {})
     archive = tmp_path / "all.jsonl.gz"
     archives.pack(archive, [path])
@@ -260,7 +260,7 @@ def test_a_changed_file_in_an_archive_is_named(tmp_path):
 
 @pytest.mark.parametrize("form", [1, 2])
 @pytest.mark.parametrize("read", [records.read, records.read_metadata])
-def test_files_of_an_archive_that_change_names_are_refused(tmp_path, read, form):
+def test_files_of_archive_that_change_names_are_refused(tmp_path, read, form):
     paths = [records.write(tmp_path / f"{name}.jsonl", [{"of": name}], {}) for name in "ab"]
     if form == 1:
         for path in paths:
@@ -280,7 +280,7 @@ def test_files_of_an_archive_that_change_names_are_refused(tmp_path, read, form)
         read(archive)
 
 
-def test_an_archive_with_a_file_twice_is_refused(tmp_path):
+def test_archive_with_file_twice_is_refused(tmp_path):
     path = records.write(tmp_path / "a.jsonl", [{"of": 1}], {})
     archive = tmp_path / "all.jsonl.gz"
     archives.pack(archive, [path])
@@ -326,7 +326,7 @@ def test_metadata_is_made_where_git_is_missing(monkeypatch):
     assert metadata["commit"] is None and metadata["dirty"] is None and metadata["seed"] is None
 
 
-def test_an_archive_holds_a_folder_s_files_as_they_were(tmp_path):
+def test_archive_holds_folder_s_files_as_they_were(tmp_path):
     paths = [
         records.write(tmp_path / f"{name}.jsonl", [{"name": name, "x": x} for x in range(3)], {})
         for name in ("b", "a_1", "a_2")
@@ -351,7 +351,7 @@ def test_an_archive_holds_a_folder_s_files_as_they_were(tmp_path):
     assert "new" in set(records.read(archive)["name"]) and len(records.read(archive)) == 7
 
 
-def test_a_damaged_archive_is_refused_by_name(tmp_path):
+def test_damaged_archive_is_refused_by_name(tmp_path):
     path = records.write(tmp_path / "a.jsonl", [{"x": x} for x in range(99)], {})
     archive = tmp_path / "all.jsonl.gz"
     archives.pack(archive, [path])
@@ -365,7 +365,7 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path):
         records.read(archive)
 
 
-def test_a_compressed_file_is_read_as_it_was_written(tmp_path):
+def test_compressed_file_is_read_as_it_was_written(tmp_path):
     path = records.write(tmp_path / "a.jsonl.gz", [{"x": 1.5}], {"seed": 3})
     assert records.read(path)["x"].tolist() == [1.5] and records.read_metadata(path)["seed"] == 3
 

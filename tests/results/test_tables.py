@@ -45,7 +45,7 @@ def test_summary_does_not_hide_what_diverged():
     assert table["mean"][1] == 2.0 and math.isnan(table["standard error"][1])
 
 
-def test_summary_keeps_groups_without_a_value():
+def test_summary_keeps_groups_without_value():
     rows = [{"e": math.inf, "v": 1.0}, {"e": math.nan, "v": 2.0}, {"e": math.nan, "v": 4.0}]
     table = tables.summary(pandas.DataFrame(rows), "e", "v")
     assert list(table["mean"]) == [1.0, 3.0] and list(table["count"]) == [1, 2]
@@ -80,7 +80,7 @@ def test_paired_refuses_what_cannot_be_paired(frame):
         tables.paired(frame, "whisper", "independent", "accuracy")
 
 
-def test_paired_at_the_edges():
+def test_paired_at_edges():
     def pair(*differences):
         rows = [{"design": "a", "seed": i, "v": 0.0} for i in range(len(differences))]
         rows += [{"design": "b", "seed": i, "v": d} for i, d in enumerate(differences)]
@@ -113,7 +113,7 @@ def test_tables_are_aligned_with_four_digits():
     assert tables.text(ROWS) == TEXT
 
 
-def test_frames_make_the_same_tables_without_an_index(frame):
+def test_frames_make_same_tables_without_index(frame):
     rows = frame.to_dict("records")
     assert tables.text(frame) == tables.text(rows)
     assert tables.text(frame.iloc[3:]) == tables.text(rows[3:])
@@ -127,7 +127,7 @@ def test_columns_are_chosen_and_ordered():
         tables.text(ROWS, ["accuracy"])
 
 
-def test_no_rows_make_an_empty_table():
+def test_no_rows_make_empty_table():
     assert tables.text([]) == "\n"
     assert tables.text([], []).strip() == ""
 
@@ -165,7 +165,7 @@ def test_means_over_runs_that_nothing_tells_apart_are_refused():
     assert tables.summary(pandas.DataFrame(reported), "run", "loss")["mean"].tolist() == [1.0, 2.0]
 
 
-def test_what_was_tuned_to_an_end_of_its_grid_is_named():
+def test_what_was_tuned_to_end_of_its_grid_is_named():
     rows = [
         (name, budget, "tuning", step)
         for name in ("low", "inside", "high")

@@ -114,7 +114,7 @@ def many(value, target):
     return left
 
 
-def test_a_server_with_many_dropout_sets_gets_no_answer():
+def test_server_with_many_dropout_sets_gets_no_answer():
     mask = masked()
     target = 7
     left = many(mask, target)
@@ -128,7 +128,7 @@ def test_a_server_with_many_dropout_sets_gets_no_answer():
 
 
 @pytest.mark.mutant
-def test_a_copy_that_does_not_compare_is_read():
+def test_copy_that_does_not_compare_is_read():
     mask = masked(Trusting)
     target = 7
     np.testing.assert_array_equal(opened(mask, target, many(mask, target)), mask.values[target])
@@ -188,7 +188,7 @@ def harary(clients, degree):
     ("clients", "degree", "corrupt", "threshold", "dropouts"),
     [(5, 4, (), 3, 1), (5, 4, (2,), 3, 2), (6, 2, (), 2, 1), (4, 2, (), 2, 2)],
 )
-def test_no_dropout_sets_at_all_open_a_vector_alone(clients, degree, corrupt, threshold, dropouts):
+def test_no_dropout_sets_at_all_open_vector_alone(clients, degree, corrupt, threshold, dropouts):
     near = harary(clients, degree)
     maximum = max(len(set(item) & set(corrupt)) for item in near)
     assert 2 * threshold > degree + maximum
@@ -244,7 +244,7 @@ def changed(cipher):
     return cipher[:-1] + bytes([cipher[-1] ^ 1])
 
 
-def test_a_client_takes_as_many_confirmations_as_the_threshold():
+def test_client_takes_as_many_confirmations_as_threshold():
     single, relayed = confirmed()[3:]
     threshold = SMALL.graph(6).threshold
     message = relayed[1]
@@ -279,7 +279,7 @@ def test_confirmations_that_are_none_do_not_count(change, reported):
     assert caught.value.exposed and client.over and not client._shares
 
 
-def test_a_message_opens_for_its_receiver_alone():
+def test_message_opens_for_its_receiver_alone():
     text, single, relayed = confirmed()[2:]
     client = copy.deepcopy(single.clients[1])
     confirmations = text[1].confirmations  # its own confirmations, given back to it
@@ -291,7 +291,7 @@ def test_a_message_opens_for_its_receiver_alone():
     assert len(set(sealed)) == len(sealed) == 20
 
 
-def test_a_client_confirms_once_and_answers_no_request_without():
+def test_client_confirms_once_and_answers_no_request_without():
     before, requests = confirmed()[:2]
     duplicate = copy.deepcopy(before)
     duplicate.clients[1].confirm(requests[1])
@@ -319,7 +319,7 @@ def test_a_client_confirms_once_and_answers_no_request_without():
         plain.clients[1].unmask(Confirmed(request.nonce, {}))
 
 
-def test_a_server_takes_one_confirmation_a_neighbour():
+def test_server_takes_one_confirmation_neighbour():
     before, requests = confirmed()[:2]
     duplicate = copy.deepcopy(before)
     text = {i: duplicate.clients[i].confirm(requests[i]) for i in requests}
@@ -361,7 +361,7 @@ def test_requests_have_one_digest_each():
 
 
 @pytest.mark.parametrize("stage", ALL_STAGES)
-def test_who_leaves_at_a_stage_is_made_up_for(stage):
+def test_who_leaves_at_stage_is_made_up_for(stage):
     terms = terms_for(8, dropout=0.25, adversary="semi_malicious")
     for rows in ((0,), (2, 5), (6, 7)):
         ctx = Round(terms, vectors(terms), dict.fromkeys(rows, stage))
@@ -388,10 +388,10 @@ def held(rounds):
     return finished
 
 
-def test_rounds_with_dropouts_at_all_stages_end_in_the_sum():
+def test_rounds_with_dropouts_at_all_stages_end_in_sum():
     assert held(20) == 20
 
 
 @pytest.mark.slow
-def test_a_thousand_rounds_with_dropouts_at_all_stages():
+def test_thousand_rounds_with_dropouts_at_all_stages():
     assert held(1000) >= 999

@@ -41,7 +41,7 @@ def summed(variance, modular):
 
 
 @pytest.mark.parametrize("modular", [False, True])
-def test_a_sum_without_noise_is_exact_up_to_rounding(modular):
+def test_sum_without_noise_is_exact_up_to_rounding(modular):
     code, result, want = summed(0, modular)
     # Rounding moves each of seven vectors' rotated coordinates by less than a grid unit.
     assert 0 < np.linalg.norm(result - want) < 7 * code.grid * np.sqrt(code.padded)
@@ -49,7 +49,7 @@ def test_a_sum_without_noise_is_exact_up_to_rounding(modular):
 
 
 @pytest.mark.parametrize("modular", [False, True])
-def test_a_sum_has_the_noise_of_seven_clients(modular):
+def test_sum_has_noise_of_seven_clients(modular):
     code, result, want = summed(16, modular)
     deviation = code.grid * np.sqrt(7 * 16)
     assert 0.7 * deviation < np.std(result - want) < 1.4 * deviation

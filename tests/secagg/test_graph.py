@@ -86,7 +86,7 @@ def test_published_values_are_met(adversary, clients, corrupt, dropout):
     assert (parameters.security, parameters.correctness) == (40, 20)
 
 
-def test_the_table_of_the_documentation_is_the_code_s():
+def test_table_of_documentation_is_code_s():
     text = (Path(__file__).parents[2] / "docs" / "secagg.md").read_text()
     row = r"^\| ([\d,]+) \| (\.\d+) \| (\.\d+) \| (\d+, \d+) \| (\d+, \d+) \|$"
     rows = re.findall(row, text.partition("semi-malicious (k, t)")[2], re.MULTILINE)
@@ -148,7 +148,7 @@ def test_bounds_hold_exactly_and_no_smaller_degree_keeps_them(adversary, clients
 
 
 @pytest.mark.parametrize("case", STRICTER, ids=str)
-def test_published_degrees_below_ours_break_a_bound(case):
+def test_published_degrees_below_ours_break_bound(case):
     published, needed = STRICTER[case]
     adversary, clients, corrupt, dropout = case
     parameters = graph.parameters(clients, corrupt, dropout, adversary)
@@ -169,7 +169,7 @@ def circulant(n, degree):
 
 
 @pytest.mark.parametrize(("n", "degree", "removed"), [(8, 4, 4), (9, 4, 5), (10, 4, 5), (9, 2, 3)])
-def test_the_bound_on_disconnection_exceeds_enumeration(n, degree, removed):
+def test_bound_on_disconnection_exceeds_enumeration(n, degree, removed):
     complete = circulant(n, degree)
     apart = total = 0
     for gone in itertools.combinations(range(n), removed):
@@ -186,7 +186,7 @@ def test_the_bound_on_disconnection_exceeds_enumeration(n, degree, removed):
 
 
 @pytest.mark.parametrize(("n", "degree"), [(3, 2), (4, 3), (4, 2), (5, 4), (10, 6), (11, 8)])
-def test_a_harary_graph_is_a_ring_with_chords_in_random_order(n, degree):
+def test_harary_graph_is_ring_with_chords_in_random_order(n, degree):
     near = graph.harary(n, degree, random.Random(1))
     result = nx.Graph([(i, j) for i in range(n) for j in near[i]])
     assert all(len(set(row)) == degree and i not in row for i, row in enumerate(near))
@@ -195,7 +195,7 @@ def test_a_harary_graph_is_a_ring_with_chords_in_random_order(n, degree):
     assert nx.is_isomorphic(result, want)
 
 
-def test_the_order_is_uniform_over_the_ring():
+def test_order_is_uniform_over_ring():
     # On 5 places with degree 2 there are 4! / 2 = 12 rings; each as often as the others.
     generator = random.Random(2)
     counts: dict = {}

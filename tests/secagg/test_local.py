@@ -18,7 +18,7 @@ LEAVES = [{}, {0: "share", 5: "mask"}, {2: "unmask", 8: "share"}, {1: "enrol"}]
 
 @pytest.mark.gate(2)
 @pytest.mark.parametrize("leaves", LEAVES, ids=str)
-def test_both_give_the_sum_of_the_survivors_by_row(leaves):
+def test_both_give_sum_of_survivors_by_row(leaves):
     terms = terms_for(9, dropout=0.25, length=64)
     values = vectors(terms)
     rows = [i for i in range(9) if leaves.get(i) in (None, "unmask")]
@@ -34,7 +34,7 @@ def test_both_give_the_sum_of_the_survivors_by_row(leaves):
     assert over.server is None and over.clients is None
 
 
-def test_confirmations_are_a_stage_of_their_own():
+def test_confirmations_are_stage_of_their_own():
     plain = terms_for(9, dropout=0.25, length=64)
     terms = terms_for(9, dropout=0.25, length=64, adversary="semi_malicious")
     values = vectors(terms)
@@ -56,7 +56,7 @@ def test_confirmations_are_a_stage_of_their_own():
         local.over_memory(plain, values, {0: "confirm"})
 
 
-def test_sums_over_tcp_work_where_an_event_loop_runs():
+def test_sums_over_tcp_work_where_event_loop_runs():
     """A notebook's, say."""
     terms = terms_for(6, dropout=0.17)
 
@@ -66,7 +66,7 @@ def test_sums_over_tcp_work_where_an_event_loop_runs():
     np.testing.assert_array_equal(asyncio.run(cell()).total.values, vectors(terms).sum(axis=0))
 
 
-def test_too_many_that_leave_are_an_abort_either_way():
+def test_too_many_that_leave_are_abort_either_way():
     terms = terms_for(6, dropout=0.17)
     leaves = {0: "mask", 1: "mask"}
     for act in (local.over_memory, local.over_tcp):
@@ -75,7 +75,7 @@ def test_too_many_that_leave_are_an_abort_either_way():
 
 
 @pytest.mark.slow
-def test_a_thousand_clients_over_tcp_with_dropouts():
+def test_thousand_clients_over_tcp_with_dropouts():
     resource = pytest.importorskip("resource")
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2500:
         pytest.skip("needs 2,500 open files: ulimit -n")

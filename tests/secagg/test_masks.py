@@ -16,7 +16,7 @@ def key(text):
     return hashlib.sha256(str(text).encode()).digest()
 
 
-def test_the_stream_is_chacha20():
+def test_stream_is_chacha20():
     # RFC 8439, A.1, test vector 1.
     block = bytes.fromhex(
         "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
@@ -54,7 +54,7 @@ def never_the_top(key, length, bits):
 
 
 @pytest.mark.mutant
-def test_values_are_uniform_and_a_truncated_generator_is_caught():
+def test_values_are_uniform_and_truncated_generator_is_caught():
     assert uniform(primitives.expand)
     assert not uniform(never_the_top)
     assert never_the_top(key(0), 10**5, 4).max() == 14
@@ -81,7 +81,7 @@ def folded(key, length, bits):
 
 
 @pytest.mark.mutant
-def test_all_256_bits_of_a_seed_count():
+def test_all_256_bits_of_seed_count():
     assert sensitive(primitives.expand)
     assert not sensitive(folded)
 
@@ -103,7 +103,7 @@ def test_masks_cancel(bits):
     np.testing.assert_array_equal(total & primitives.low_bits(bits), want)
 
 
-def test_a_masked_vector_alone_is_uniform_whatever_is_in_it():
+def test_masked_vector_alone_is_uniform_whatever_is_in_it():
     for values in (np.zeros(2**16, np.uint64), np.full(2**16, 7, np.uint64)):
         sent = primitives.masked_vector(values, key("own"), {1: key("a"), 2: key("b")}, 0, 8)
         counts = np.bincount(sent.astype(int), minlength=256)
@@ -117,7 +117,7 @@ def test_a_masked_vector_alone_is_uniform_whatever_is_in_it():
 
 
 @pytest.mark.parametrize("bits", [1, 8, 9, 16, 20, 33, 64])
-def test_bytes_hold_the_numbers(bits):
+def test_bytes_hold_numbers(bits):
     drawn = primitives.expand(key(bits), 17, bits)
     data = primitives.packed_vector(drawn, bits)
     assert len(data) == 17 * -(-bits // 8)
@@ -142,7 +142,7 @@ def test_keys_are_apart_by_purpose_session_and_parties():
     assert made() == keys[0]
 
 
-def test_what_is_sealed_opens_for_the_same_key_and_words_alone():
+def test_what_is_sealed_opens_for_same_key_and_words_alone():
     cipher = primitives.sealed(key(0), b"share", b"from 1 to 2")
     assert primitives.unsealed(key(0), cipher, b"from 1 to 2") == b"share"
     assert primitives.unsealed(key(1), cipher, b"from 1 to 2") is None

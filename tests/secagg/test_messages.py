@@ -34,7 +34,7 @@ SAMPLES = [
 
 
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda m: type(m).__name__)
-def test_a_message_comes_back(message):
+def test_message_comes_back(message):
     assert decoded(encoded(message)) == message
 
 
@@ -56,7 +56,7 @@ def test_changed_bytes_are_refused_or_another_message(message):
 
 
 @hypothesis.given(st.binary(max_size=300))
-def test_any_bytes_are_refused_or_a_message(data):
+def test_any_bytes_are_refused_or_message(data):
     try:
         assert encoded(decoded(data))
     except Rejected:
@@ -72,7 +72,7 @@ JUNK = st.recursive(
 
 
 @hypothesis.given(kind=st.integers(-1, 12), parts=st.lists(JUNK, max_size=6))
-def test_any_objects_are_refused_or_a_message(kind, parts):
+def test_any_objects_are_refused_or_message(kind, parts):
     try:
         assert encoded(decoded(msgpack.packb([kind, *parts])))
     except Rejected:
@@ -105,7 +105,7 @@ def test_any_objects_are_refused_or_a_message(kind, parts):
         5,
     ],
 )
-def test_what_is_nearly_a_message_is_refused(plain):
+def test_what_is_nearly_message_is_refused(plain):
     with pytest.raises(Rejected):
         decoded(msgpack.packb(plain, strict_types=False))
 

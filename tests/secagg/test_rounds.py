@@ -19,7 +19,7 @@ from tests.secagg.rounds import STAGES, Round, Trusting, terms_for, vectors  # n
 
 @pytest.mark.parametrize("clients", [3, 4, 5, 12])
 @pytest.mark.parametrize(("bits", "bound"), [(8, 9), (13, 200), (32, 10**8), (64, 2**59)])
-def test_the_sum_of_everybody(clients, bits, bound):
+def test_sum_of_everybody(clients, bits, bound):
     terms = terms_for(clients, bits=bits, bound=bound)
     ctx = Round(terms, vectors(terms))
     total = ctx.run()
@@ -29,7 +29,7 @@ def test_the_sum_of_everybody(clients, bits, bound):
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("clients", [4, 5, 9])
-def test_who_leaves_at_a_stage_is_made_up_for(clients, stage):
+def test_who_leaves_at_stage_is_made_up_for(clients, stage):
     terms = terms_for(clients, dropout=1 / clients + 1e-6)
     for row in range(clients):
         ctx = Round(terms, vectors(terms), leaves={row: stage})
@@ -50,7 +50,7 @@ def test_three_clients_one_of_whom_leaves(row, stage):
 
 @pytest.mark.parametrize("adversary", ["semi_honest", "semi_malicious"])
 @hypothesis.given(data=st.data())
-def test_any_pattern_of_dropouts_gives_the_sum_or_an_abort(adversary, data):
+def test_any_pattern_of_dropouts_gives_sum_or_abort(adversary, data):
     clients = data.draw(st.integers(4, 14))
     dropout = data.draw(st.sampled_from([0.0, 0.1, 0.3]))
     terms = terms_for(clients, dropout=dropout, adversary=adversary, bits=24, bound=1000)
@@ -71,7 +71,7 @@ def test_any_pattern_of_dropouts_gives_the_sum_or_an_abort(adversary, data):
         assert len(total.survivors) == len(ctx.survivors()) >= terms.minimum
 
 
-def test_thresholds_of_a_graph_that_is_not_complete():
+def test_thresholds_of_graph_that_is_not_complete():
     terms = terms_for(40, dropout=0.1, corrupt=0.05)
     assert 2 < terms.graph(40).degree < 39
     leaves = {3: "enrol", 11: "share", 17: "mask", 29: "unmask"}
@@ -101,7 +101,7 @@ def test_too_many_dropouts_abort_and_say_why(leaves, reported):
     assert ctx.server.ready and not ctx.server.waiting
 
 
-def test_a_wrong_share_of_a_seed_or_a_key_aborts():
+def test_wrong_share_of_seed_or_key_aborts():
     for stage, reported in (("nobody", "seed of survivor"), ("mask", "mask key of dropout")):
         terms = terms_for(6, dropout=0.2)
         ctx = Round(terms, vectors(terms), {0: stage} if stage == "mask" else {})
@@ -122,7 +122,7 @@ def test_a_wrong_share_of_a_seed_or_a_key_aborts():
             ctx.server.total()
 
 
-def test_a_wrongly_masked_vector_is_detected():
+def test_wrongly_masked_vector_is_detected():
     terms = terms_for(5, bits=40)
     ctx = Round(terms, vectors(terms))
     ctx.step("share", "share", ctx.enrol())
@@ -137,7 +137,7 @@ def test_a_wrongly_masked_vector_is_detected():
         ctx.server.total()
 
 
-def test_a_client_that_seals_nonsense_is_alone_with_it():
+def test_client_that_seals_nonsense_is_alone_with_it():
     class Nonsense(Client):
         def share(self, roster):
             shares = super().share(roster)
@@ -246,7 +246,7 @@ def asking(clients=6, dropout=0.34, drops=1, **options):
         (lambda s, d: (s | {99}, d), "names 99, of 6"),
     ],
 )
-def test_a_client_refuses_requests_and_is_over(change, reported):
+def test_client_refuses_requests_and_is_over(change, reported):
     result, request = asking()
     client = result.clients[3]
     survivors, dropouts = change(request.survivors, request.dropouts)
@@ -258,7 +258,7 @@ def test_a_client_refuses_requests_and_is_over(change, reported):
         client.unmask(request)
 
 
-def test_a_client_answers_a_restarted_server_once():
+def test_client_answers_restarted_server_once():
     result, request = asking()
     answer = result.clients[3].unmask(request)
     near = set(result.server._near[3])
@@ -273,7 +273,7 @@ def test_a_client_answers_a_restarted_server_once():
     assert not held["_shares"] and held["_values"] is None and held["_mask"] == (b"", b"")
 
 
-def test_a_client_refuses_messages_out_of_order():
+def test_client_refuses_messages_out_of_order():
     result, request = asking()
     with pytest.raises(Abort, match="another aggregation"):
         result.clients[3].unmask(request._replace(nonce=bytes(16)))
@@ -299,7 +299,7 @@ def test_a_client_refuses_messages_out_of_order():
         (lambda r: r._replace(neighbours=r.neighbours | {1: bytes(32) + b"x" * 32}), "low order"),
     ],
 )
-def test_a_client_refuses_a_roster_that_its_terms_do_not_give(change, reported):
+def test_client_refuses_roster_that_its_terms_do_not_give(change, reported):
     terms = terms_for(6, dropout=0.34)
     ctx = Round(terms, vectors(terms))
     roster = ctx.enrol()[0]
@@ -307,7 +307,7 @@ def test_a_client_refuses_a_roster_that_its_terms_do_not_give(change, reported):
         ctx.clients[0].share(change(roster))
 
 
-def test_a_client_refuses_a_delivery_of_strangers_or_of_too_few(masking):
+def test_client_refuses_delivery_of_strangers_or_of_too_few(masking):
     delivery = masking.deliveries[0]
     sealed = next(iter(delivery.sealed.values()))
     with pytest.raises(Abort, match="no neighbour"):
@@ -330,7 +330,7 @@ def test_a_client_refuses_a_delivery_of_strangers_or_of_too_few(masking):
         ([True] * 5, "values are bool"),
     ],
 )
-def test_values_beyond_the_terms_are_refused(values, reported):
+def test_values_beyond_terms_are_refused(values, reported):
     with pytest.raises(ValueError, match=reported):
         Client(terms_for(3), np.asarray(values))
 
@@ -373,7 +373,7 @@ def test_residues_are_whole_numbers_around_zero():
 
 
 @pytest.mark.parametrize(("bits", "dtype"), [(11, np.uint32), (32, np.uint32), (64, np.uint64)])
-def test_without_a_bound_sums_are_modulo_the_modulus(bits, dtype):
+def test_without_bound_sums_are_modulo_modulus(bits, dtype):
     terms = terms_for(5, bits=bits, bound=None, dropout=0.2)
     values = np.random.default_rng(bits).integers(0, 2**bits, (5, 5), dtype, endpoint=False)
     values[:, 0] = 2**bits - 1
@@ -394,7 +394,7 @@ def test_without_a_bound_sums_are_modulo_the_modulus(bits, dtype):
 
 
 @pytest.mark.mutant
-def test_a_sum_beyond_its_modulus_is_refused():
+def test_sum_beyond_its_modulus_is_refused():
     class Unchecked(Terms):
         def _fits(self, bound):
             return True
@@ -457,7 +457,7 @@ def opened(client):
 
 
 @pytest.mark.mutant
-def test_a_request_naming_a_client_twice_opens_nobody():
+def test_request_naming_client_twice_opens_nobody():
     assert opened(Client) is None
     read, true = opened(Gullible)
     np.testing.assert_array_equal(read, true)
@@ -497,7 +497,7 @@ def test_secrets_are_drawn_anew_for_every_aggregation():
     assert primitives.key_pair() != primitives.key_pair()
 
 
-def test_a_masked_vector_is_uniform_over_aggregations():
+def test_masked_vector_is_uniform_over_aggregations():
     terms = terms_for(3, length=2048, bits=8, bound=1)
     values = np.zeros((3, 2048), np.int64)
     counts = np.zeros(256)
@@ -512,7 +512,7 @@ def test_a_masked_vector_is_uniform_over_aggregations():
 
 
 @pytest.mark.slow
-def test_a_thousand_rounds_with_dropouts_at_all_stages():
+def test_thousand_rounds_with_dropouts_at_all_stages():
     """At least 999 of 1,000 rounds within the stated dropouts finish, each with the exact sum."""
     terms = terms_for(20, dropout=0.15, corrupt=0.1, length=16)
     drawn = np.random.default_rng(0)
@@ -531,7 +531,7 @@ def test_a_thousand_rounds_with_dropouts_at_all_stages():
 
 
 @pytest.mark.slow
-def test_a_thousand_clients_of_4096_entries():
+def test_thousand_clients_of_4096_entries():
     terms = terms_for(1000, length=4096, bits=32, bound=2**20, corrupt=0.05, dropout=0.05)
     assert terms.graph(1000)[:2] == (30, 17)
     rows = np.random.default_rng(1).choice(1000, 50, replace=False)

@@ -15,13 +15,13 @@ from dpjax.secagg import primitives  # noqa: E402
 TOP = [0, 1, 2**256 - 1, 2**255, primitives.PRIME - 1]
 
 
-def test_the_field_is_prime_and_holds_every_secret_of_32_bytes():
+def test_field_is_prime_and_holds_every_secret_of_32_bytes():
     gmpy2 = pytest.importorskip("gmpy2")
     assert gmpy2.next_prime(2**256) == primitives.PRIME
 
 
 @pytest.mark.parametrize("n", range(1, 7))
-def test_every_subset_of_the_threshold_rebuilds_the_secret(n):
+def test_every_subset_of_threshold_rebuilds_secret(n):
     for threshold, secret in itertools.product(range(1, n + 1), [*TOP, secrets.randbits(256)]):
         shares = primitives.split_secret(secret, range(1, n + 1), threshold)
         for subset in itertools.combinations(shares, threshold):
@@ -56,7 +56,7 @@ def views(split, threshold, points, prime=5):
 
 
 @pytest.mark.parametrize("threshold", [2, 3, 4])
-def test_fewer_shares_than_the_threshold_say_nothing(threshold):
+def test_fewer_shares_than_threshold_say_nothing(threshold):
     for points in itertools.combinations([1, 2, 3, 4], threshold - 1):
         observed = views(primitives.split_secret, threshold, points)
         # All shares alike under every secret, and uniform.
@@ -67,7 +67,7 @@ def test_fewer_shares_than_the_threshold_say_nothing(threshold):
 
 
 @pytest.mark.mutant
-def test_a_polynomial_of_too_low_a_degree_is_caught():
+def test_polynomial_of_too_low_degree_is_caught():
     def twin(secret, points, threshold, **options):
         return primitives.split_secret(secret, points, threshold - 1, **options)
 
@@ -83,7 +83,7 @@ def test_coefficients_never_repeat():
     assert shares[0] == 0 and len(set(shares[1:])) == 8
 
 
-def test_a_wrong_share_gives_another_secret():
+def test_wrong_share_gives_another_secret():
     shares = primitives.split_secret(7, [1, 2, 3], 3)
     assert primitives.join_shares({**shares, 2: (shares[2] + 1) % primitives.PRIME}) != 7
     assert primitives.join_shares({1: shares[1], 2: shares[2]}) != 7

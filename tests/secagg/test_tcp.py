@@ -29,7 +29,7 @@ QUICK = tcp.Limits(enrol=3.0, stage=3.0, send=2.0)
 SLOW = tcp.Limits(enrol=30.0, stage=30.0, send=10.0)
 
 
-def test_no_jax_on_the_path_of_messages():
+def test_no_jax_on_path_of_messages():
     code = "import dpjax.secagg.tcp, sys; assert not {'jax', 'scipy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -221,7 +221,7 @@ def broken():
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
-def test_one_client_that_breaks_the_rules_is_at_most_left_out(broken, fault):
+def test_one_client_that_breaks_rules_is_at_most_left_out(broken, fault):
     values, (total, clients) = broken[0], broken[1][fault]
     rows = range(8) if fault in SURVIVES else range(1, 8)
     want = values[list(rows)].sum(axis=0)
@@ -276,7 +276,7 @@ CONFIRMING = [
 
 
 @pytest.mark.slow
-def test_who_breaks_the_rules_of_confirming_is_made_up_for():
+def test_who_breaks_rules_of_confirming_is_made_up_for():
     terms = terms_for(8, dropout=0.25, length=64, adversary="semi_malicious")
     values = vectors(terms)
 
@@ -292,7 +292,7 @@ def test_who_breaks_the_rules_of_confirming_is_made_up_for():
             np.testing.assert_array_equal(end.values, want, err_msg=fault.__name__)
 
 
-def test_a_sum_does_not_wait_for_answers_that_it_can_do_without():
+def test_sum_does_not_wait_for_answers_that_it_can_do_without():
     async def keeps_its_answer(wire):
         await wire.until(Request)
 
@@ -306,7 +306,7 @@ def test_a_sum_does_not_wait_for_answers_that_it_can_do_without():
 
 
 @pytest.mark.slow
-def test_too_many_that_vanish_are_an_abort_for_everybody():
+def test_too_many_that_vanish_are_abort_for_everybody():
     terms = terms_for(6, dropout=0.17, length=64)
     faults = {0: vanishes_in_its_vector, 1: hangs_in_its_vector}
     total, clients = asyncio.run(hold(terms, vectors(terms), faults))
@@ -316,7 +316,7 @@ def test_too_many_that_vanish_are_an_abort_for_everybody():
         assert end.exposed
 
 
-def test_too_few_that_come_are_an_abort_within_the_time_limit():
+def test_too_few_that_come_are_abort_within_time_limit():
     terms = terms_for(6)
     total, clients = asyncio.run(hold(terms, vectors(terms)[:4], limits=tcp.Limits(0.4, 1, 1)))
     assert isinstance(total, Abort) and "enrolled is 4" in total.reason
@@ -366,7 +366,7 @@ def test_no_vector_crosses_unmasked(monkeypatch):
     assert sum_bytes[:16] in everything
 
 
-def test_who_comes_while_an_aggregation_runs_is_in_the_next_one():
+def test_who_comes_while_aggregation_runs_is_in_next_one():
     async def both():
         terms = terms_for(4, dropout=0.25)
         values = vectors(terms)
@@ -500,7 +500,7 @@ def test_one_port_holds_aggregation_after_aggregation():
 
 
 @pytest.mark.parametrize("stage", [Delivery, Request])
-def test_a_killed_server_gives_the_second_sum(stage):
+def test_killed_server_gives_second_sum(stage):
     """Clients of the first end with an abort; those of the second have nothing in common with."""
 
     async def both():
@@ -543,7 +543,7 @@ def test_a_killed_server_gives_the_second_sum(stage):
             tcp.reply(wire.client, wire.message)
 
 
-def test_a_client_of_a_server_that_is_silent_gives_up():
+def test_client_of_server_that_is_silent_gives_up():
     async def silent():
         async def nothing(reader, writer):
             await reader.read()
@@ -568,7 +568,7 @@ def test_a_client_of_a_server_that_is_silent_gives_up():
 @pytest.mark.parametrize(
     "data", [b"", b"\x00", tcp.framed(b"junk"), (2**31).to_bytes(4, "big") + bytes(16)]
 )
-def test_a_client_of_a_server_that_sends_noise_gives_up(data):
+def test_client_of_server_that_sends_noise_gives_up(data):
     async def noisy():
         async def noise(reader, writer):
             writer.write(data)
@@ -585,7 +585,7 @@ def test_a_client_of_a_server_that_sends_noise_gives_up(data):
     asyncio.run(noisy())
 
 
-def test_a_server_that_asks_twice_gets_one_answer():
+def test_server_that_asks_twice_gets_one_answer():
     terms = terms_for(3)
 
     async def asked():
@@ -631,7 +631,7 @@ def test_two_hundred_clients_over_tcp_with_dropouts():
 
 
 @pytest.mark.slow
-def test_any_faults_together_give_the_sum_or_an_abort():
+def test_any_faults_together_give_sum_or_abort():
     """Eighty aggregations at once, up to four of eight clients break the rules in each."""
     terms = terms_for(8, dropout=0.25, length=64)
     values = vectors(terms)

@@ -63,7 +63,7 @@ def compiled():
 
 
 @pytest.mark.parametrize("over", [pytest.param("memory", marks=pytest.mark.slow), "tcp"])
-def test_a_run_over_the_protocol_equals_a_masked_run(compiled, over):
+def test_run_over_protocol_equals_masked_run(compiled, over):
     sums = transport.SecureSums(TERMS, LEAVES, over=over, limits=LIMITS, skip=over == "tcp")
     result = models(ONE, transport=sums)
     planned = departures.absent(LEAVES, T)
@@ -95,7 +95,7 @@ def too_many(round):
 
 
 @pytest.mark.slow
-def test_an_aborted_round_ends_the_run_for_good(tmp_path):
+def test_aborted_round_ends_run_for_good(tmp_path):
     single = made()
     sums = transport.SecureSums(TERMS, too_many, over="memory")
     with pytest.raises(Abort, match="3 clients sent a vector") as stopped:
@@ -120,7 +120,7 @@ def test_an_aborted_round_ends_the_run_for_good(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_without_one_round_equals_a_masked_run():
+def test_run_without_one_round_equals_masked_run():
     skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
     result = models(made(), transport=skipped)
     np.testing.assert_array_equal(models(made(skipped.missing())), result)
@@ -187,7 +187,7 @@ def both_ask(file, monkeypatch):
         return first, restarted(ROWS, 0)
 
 
-def test_one_object_has_a_journal_and_reads_it_before_it_asks(tmp_path, monkeypatch):
+def test_one_object_has_journal_and_reads_it_before_it_asks(tmp_path, monkeypatch):
     file = tmp_path / "rounds.jsonl"
     sums = secure(journal=file)
     for name in (file, os.path.relpath(file), tmp_path / "linked.jsonl"):
@@ -210,7 +210,7 @@ def once(read):
     return lambda journal: journal.rounds if journal._lines else read(journal)
 
 
-def test_a_journal_that_was_moved_or_replaced_is_not_asked_by(tmp_path):
+def test_journal_that_was_moved_or_replaced_is_not_asked_by(tmp_path):
     file = tmp_path / "rounds.jsonl"
     with secure(journal=file) as sums:
         sums(ROWS, 0)
@@ -232,7 +232,7 @@ time.sleep(60)
 """
 
 
-def test_a_journal_is_locked_over_processes_until_a_kill(tmp_path):
+def test_journal_is_locked_over_processes_until_kill(tmp_path):
     file = tmp_path / "rounds.jsonl"
     command = [sys.executable, "-c", HOLDS, str(file), TERMS.digest().hex()]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -247,7 +247,7 @@ def test_a_journal_is_locked_over_processes_until_a_kill(tmp_path):
         assert sums(ROWS, 0)[1] == N
 
 
-def test_a_killed_fork_frees_its_journal(tmp_path):
+def test_killed_fork_frees_its_journal(tmp_path):
     """In a process without JAX, whose threads do not go well with forks."""
     code = """
 import os, signal, sys, time
@@ -281,7 +281,7 @@ inherited.read()
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "rounds.jsonl")], check=True)
 
 
-def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+def test_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     def unsupported(handle, mode):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -308,7 +308,7 @@ def message(t):
     return (ROWS + np.uint32(t)) & np.uint32(2**TERMS.bits - 1)
 
 
-def test_every_changed_character_of_a_journal_is_harmless(noted):
+def test_every_changed_character_of_journal_is_harmless(noted):
     file, result = noted
     complete = file.read_bytes()
     tried = refused = 0
@@ -365,7 +365,7 @@ def test_dropped_swapped_and_foreign_lines_are_refused(noted, tmp_path):
 
 
 @pytest.mark.mutant
-def test_changes_are_noticed_by_the_digests_alone(noted, monkeypatch):
+def test_changes_are_noticed_by_digests_alone(noted, monkeypatch):
     """The broken copy: lines whose digests nobody compares give another sum, and ask again."""
     file, result = noted
     complete = file.read_bytes()
@@ -385,7 +385,7 @@ def test_changes_are_noticed_by_the_digests_alone(noted, monkeypatch):
         harmless(file, result)
 
 
-def test_a_line_that_was_cut_short_spends_its_round(noted):
+def test_line_that_was_cut_short_spends_its_round(noted):
     """Wherever a kill, or a disk, cut it: no round is asked again that may have been opened."""
     file, result = noted
     complete = file.read_bytes()
@@ -406,7 +406,7 @@ def test_a_line_that_was_cut_short_spends_its_round(noted):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_knows_its_aborted_rounds(tmp_path):
+def test_resumed_run_knows_its_aborted_rounds(tmp_path):
     single = made()
     file = tmp_path / "rounds.jsonl"
 
@@ -434,7 +434,7 @@ def test_a_resumed_run_knows_its_aborted_rounds(tmp_path):
         transport.SecureSums(TERMS, journal=3)
 
 
-def test_sums_of_fewer_than_the_noise_is_for_are_refused():
+def test_sums_of_fewer_than_noise_is_for_are_refused():
     terms = transport.terms_of(ONE.noise.code, dropouts=3, colluders=1)
     fewer = transport.SecureSums(terms, over="memory")
     with pytest.raises(ValueError, match="sums of 3 of 6 agents.* is for sums of 4 or more"):
@@ -451,7 +451,7 @@ def test_sums_of_fewer_than_the_noise_is_for_are_refused():
     assert "round 0 (from 0) was not delivered" in refusal.value.__notes__[0]
 
 
-def test_terms_for_fewer_colluders_than_the_noise_s_are_refused():
+def test_terms_for_fewer_colluders_than_noise_s_are_refused():
     """With the knowledge of more clients than the graph is for, the server opens single vectors."""
     terms = transport.terms_of(ONE.noise.code, dropouts=2, colluders=0)
     sums = transport.SecureSums(terms, over="memory")
@@ -488,7 +488,7 @@ def test_terms_for_many_colluders_keep_vectors_closed():
     assert exposed(0) > 1  # The broken copy: terms that assume nobody, as they did by default.
 
 
-def test_terms_are_those_of_the_noise():
+def test_terms_are_those_of_noise():
     assert (TERMS.clients, TERMS.length, TERMS.bits) == (N, 8, ONE.noise.code.bits)
     assert TERMS.minimum == N - PART.dropouts and TERMS.bound is None
     for clients in (7, 49):

@@ -129,7 +129,7 @@ LAST = {
         pytest.param(4, 2, False, marks=pytest.mark.slow),
     ],
 )
-def test_a_late_dropout_reveals_nothing_of_its_input(monkeypatch, clients, bits, late):
+def test_late_dropout_reveals_nothing_of_its_input(monkeypatch, clients, bits, late):
     lost = clients - 1
     options = {"late": {lost}} if late else {"leaves": {lost: "mask"}}
     views = [view(monkeypatch, clients, bits, item, **options) for item in LAST[clients]]
@@ -140,7 +140,7 @@ def test_a_late_dropout_reveals_nothing_of_its_input(monkeypatch, clients, bits,
 
 @pytest.mark.mutant
 @pytest.mark.parametrize(("clients", "bits"), [(3, 3), (4, 2)])
-def test_without_self_masks_a_late_vector_is_read(monkeypatch, clients, bits):
+def test_without_self_masks_late_vector_is_read(monkeypatch, clients, bits):
     lost = clients - 1
     zeros = (0,) * clients
     views = [

@@ -17,7 +17,7 @@ from dpjax.topology import gossip, graphs, mixing
 W = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, 0))
 
 
-def test_mix_is_the_dense_product_on_every_leaf() -> None:
+def test_mix_is_dense_product_on_every_leaf() -> None:
     key = jax.random.key(0)
     tree = {"a": jax.random.normal(key, (12, 3, 4)), "b": (jnp.arange(12.0),)}
     mixed = jax.jit(gossip.mix)(W, tree)
@@ -37,12 +37,12 @@ def test_mix_keeps_low_precision_but_sums_in_float32() -> None:
     np.testing.assert_allclose(np.asarray(mixed, np.float64), expected, rtol=2.0**-8 * 1.001)
 
 
-def test_mix_asks_for_the_highest_precision() -> None:
+def test_mix_asks_for_highest_precision() -> None:
     assert "HIGHEST" in str(jax.make_jaxpr(gossip.mix)(W, jnp.ones((12, 2))))
 
 
 @pytest.mark.parametrize("leaf", [jnp.ones((11, 2)), jnp.ones(()), jnp.ones((12,), jnp.int32)])
-def test_mix_names_the_bad_leaf(leaf) -> None:
+def test_mix_names_bad_leaf(leaf) -> None:
     with pytest.raises(ValueError, match=r"tree\['x'\] has shape"):
         gossip.mix(W, {"x": leaf})
 
@@ -66,7 +66,7 @@ NETWORKS = {
 
 @pytest.mark.gate(2)
 @pytest.mark.parametrize("name", NETWORKS)
-def test_tables_give_the_dense_product_to_rounding(name) -> None:
+def test_tables_give_dense_product_to_rounding(name) -> None:
     matrix = NETWORKS[name]
     tables = gossip.neighbours(matrix, np.float64)
     assert tables is not None and tables.agents == matrix.shape[-1]
@@ -87,7 +87,7 @@ def test_tables_give_the_dense_product_to_rounding(name) -> None:
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("fault", ["dropped", "permuted", "order"])
-def test_wrong_neighbours_change_the_product(fault) -> None:
+def test_wrong_neighbours_change_product(fault) -> None:
     matrix = NETWORKS["irregular"]
     tables = gossip.neighbours(matrix, np.float32)
     assert tables is not None
@@ -105,7 +105,7 @@ def test_wrong_neighbours_change_the_product(fault) -> None:
     assert np.abs(gossip.mix(broken, values) - matrix @ values).max() > 1e-3
 
 
-def test_the_layout_follows_from_the_entries_alone() -> None:
+def test_layout_follows_from_entries_alone() -> None:
     few = mixing.metropolis_hastings(graphs.ring(64))
     assert gossip.neighbours(few, np.float32) is None
     assert gossip.neighbours(np.full((100, 100), 0.01), np.float32) is None
@@ -125,7 +125,7 @@ def test_the_layout_follows_from_the_entries_alone() -> None:
 
 @pytest.mark.slow
 @hypothesis.given(st.integers(65, 160), st.floats(0, 0.05), st.integers(0, 2**32 - 1))
-def test_tables_of_random_matrices_give_the_dense_product(n, density, seed) -> None:
+def test_tables_of_random_matrices_give_dense_product(n, density, seed) -> None:
     rng = np.random.default_rng(seed)
     matrix = rng.uniform(size=(n, n)) * (rng.uniform(size=(n, n)) < density)
     values = rng.standard_normal((n, 3)).astype(np.float32)

@@ -24,21 +24,21 @@ from dpjax.topology import graphs, nodes
         ("florentine", 15, 20),
     ],
 )
-def test_parse_gives_the_named_graph(spec: str, nodes: int, edges: int) -> None:
+def test_parse_gives_named_graph(spec: str, nodes: int, edges: int) -> None:
     graph = graphs.parse(spec)
     assert list(graph) == list(range(nodes))
     assert graph.number_of_edges() == edges
 
 
 @given(st.integers(2, 25), st.floats(0.3, 1.0), st.integers(0, 1000))
-def test_erdos_renyi_is_the_first_connected_draw(n: int, p: float, seed: int) -> None:
+def test_erdos_renyi_is_first_connected_draw(n: int, p: float, seed: int) -> None:
     graph = graphs.erdos_renyi(n, p, seed)
     draws = (nx.gnp_random_graph(n, p, seed=seed + k) for k in range(100))
     first = next(draw for draw in draws if nx.is_connected(draw))
     assert set(graph.edges) == set(first.edges)
 
 
-def test_erdos_renyi_gives_up_with_the_remedy() -> None:
+def test_erdos_renyi_gives_up_with_remedy() -> None:
     with pytest.raises(ValueError, match=r"p is 0\.001: 100 draws .* raise p"):
         graphs.erdos_renyi(50, 0.001, 0)
 
@@ -51,7 +51,7 @@ def test_parse_refuses(spec: str) -> None:
         graphs.parse(spec)
 
 
-def test_parse_of_an_unknown_name_lists_the_known_ones() -> None:
+def test_parse_of_unknown_name_lists_known_ones() -> None:
     with pytest.raises(ValueError, match="neither a file nor a known name.*florentine"):
         graphs.parse("no_such_graph")
 
@@ -78,7 +78,7 @@ def test_edge_list_numbers_names_in_order_of_mention(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["7", "3 3"])
-def test_edge_list_names_the_bad_line(tmp_path: Path, line: str) -> None:
+def test_edge_list_names_bad_line(tmp_path: Path, line: str) -> None:
     file = tmp_path / "net.txt"
     file.write_text(f"0 1\n{line}\n")
     with pytest.raises(ValueError, match="line 2 of"):
@@ -200,7 +200,7 @@ def test_lines_that_are_no_edge_are_named(tmp_path: Path, text: str, match: str)
         ("a b\nb c\n", None),
     ],
 )
-def test_weights_are_ignored_with_a_word(
+def test_weights_are_ignored_with_word(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, lines: str | None
 ) -> None:
     assert read(tmp_path, text).number_of_edges() == text.count("\n")
@@ -291,7 +291,7 @@ def test_facebook_ego_refuses_another_graph(
         graphs.facebook_ego()
 
 
-def test_facebook_ego_is_the_stored_graph(real_data) -> None:
+def test_facebook_ego_is_stored_graph(real_data) -> None:
     graph = graphs.facebook_ego(real_data("facebook_ego"))
     degrees = [degree for _, degree in graph.degree]
     assert (graph.number_of_nodes(), graph.number_of_edges()) == (148, 1692)

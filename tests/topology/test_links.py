@@ -24,14 +24,14 @@ def test_pairs_exchange_in_either_direction() -> None:
     assert len(link_pairs(path)) == 3
 
 
-def test_incidence_is_the_laplacian_s_root() -> None:
+def test_incidence_is_laplacian_s_root() -> None:
     weights = mixing.metropolis_hastings(graphs.erdos_renyi(7, 0.5, seed=1))
     signs = incidence(link_pairs(weights), 7)
     linked = adjacency(weights)
     assert np.array_equal(signs @ signs.T, np.diag(linked.sum(1)) - linked)
 
 
-def test_copies_are_all_messages_of_a_round_by_sender() -> None:
+def test_copies_are_all_messages_of_round_by_sender() -> None:
     sender, receiver = message_pairs(DIRECTED)
     # Row i averages what column j sends.
     assert list(zip(sender.tolist(), receiver.tolist(), strict=True)) == [
@@ -41,7 +41,7 @@ def test_copies_are_all_messages_of_a_round_by_sender() -> None:
 
 
 @pytest.mark.parametrize("name", ["banded", "inverse", "full"])
-def test_runs_and_accounting_keep_the_same_past(name: str) -> None:
+def test_runs_and_accounting_keep_same_past(name: str) -> None:
     banded = np.eye(8) + np.diag(np.full(7, 0.4), -1)
     matrix = {
         "banded": banded,

@@ -14,7 +14,7 @@ from dpjax.topology import gossip, graphs, mixing, nodes
 
 
 @given(st.integers(1, 20), st.floats(0.3, 1.0), st.integers(0, 100))
-def test_metropolis_hastings_is_the_formula(n: int, p: float, seed: int) -> None:
+def test_metropolis_hastings_is_formula(n: int, p: float, seed: int) -> None:
     graph = graphs.erdos_renyi(n, p, seed)
     matrix = mixing.check_mixing(mixing.metropolis_hastings(graph), stochastic="double")
     np.testing.assert_array_equal(matrix, matrix.T)
@@ -33,7 +33,7 @@ def test_edge_and_node_order_do_not_matter() -> None:
     assert mixing.fingerprint(first) == mixing.fingerprint(second)
 
 
-def test_uniform_neighbors_and_push_sum_on_a_digraph() -> None:
+def test_uniform_neighbors_and_push_sum_on_digraph() -> None:
     graph = nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)])
     rows = mixing.uniform_neighbors(graph)
     columns = mixing.push_sum(graph)
@@ -44,7 +44,7 @@ def test_uniform_neighbors_and_push_sum_on_a_digraph() -> None:
         mixing.check_mixing(columns)
 
 
-def test_one_round_of_push_sum_recovers_the_mean_in_the_limit() -> None:
+def test_one_round_of_push_sum_recovers_mean_in_limit() -> None:
     graph = nx.DiGraph([(i, (i + 1) % 8) for i in range(8)] + [(0, 3), (5, 2)])
     matrix = mixing.push_sum(graph)
     values = np.arange(8.0)
@@ -63,7 +63,7 @@ def test_disconnected_graphs_are_refused(make) -> None:
         make(nx.Graph([(0, 1), (2, 3)]))
 
 
-def test_a_header_line_read_as_an_edge_is_named(tmp_path: Path) -> None:
+def test_header_line_read_as_edge_is_named(tmp_path: Path) -> None:
     (tmp_path / "net.csv").write_text("source,target\nLyon,Paris\nParis,Nice\nNice,Lyon\n")
     graph = graphs.from_edgelist(tmp_path / "net.csv")
     for make in (mixing.metropolis_hastings, mixing.uniform_neighbors):
@@ -107,7 +107,7 @@ def test_check_of_both_sums() -> None:
         mixing.check_mixing(2 * rows, name="W")
 
 
-def test_a_schedule_needs_only_a_connected_union() -> None:
+def test_schedule_needs_only_connected_union() -> None:
     pairs = np.full((2, 3, 3), 0.0)
     for step, (i, j, k) in zip(pairs, [(0, 1, 2), (1, 2, 0)], strict=True):
         step[np.ix_([i, j], [i, j])] = 0.5
@@ -142,7 +142,7 @@ def test_fingerprint_sees_every_bit_and_only_values() -> None:
     assert mixing.fingerprint(np.zeros(2)) == mixing.fingerprint(-np.zeros(2))
 
 
-def test_survivors_keep_a_doubly_stochastic_matrix() -> None:
+def test_survivors_keep_doubly_stochastic_matrix() -> None:
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, 1))
     rest = mixing.check_mixing(mixing.survivors(matrix, [3, 7]), stochastic="double")
     np.testing.assert_allclose(rest, rest.T, rtol=0, atol=1e-12)
@@ -173,7 +173,7 @@ def test_survivors_keep_a_doubly_stochastic_matrix() -> None:
         nodes.labels,
     ],
 )
-def test_functions_of_a_graph_take_graphs_with_nodes(function):
+def test_functions_of_graph_take_graphs_with_nodes(function):
     adjacency = np.ones((3, 3)) - np.eye(3)
     sparse = nx.to_scipy_sparse_array(graphs.ring(4))
     for value in (adjacency, adjacency.tolist(), sparse, None, "ring:3", {0: [1], 1: [0]}):
@@ -193,18 +193,18 @@ def test_functions_of_a_graph_take_graphs_with_nodes(function):
         lambda graph: dp.account(graph, relation="replace_agent", rounds=5, sigma=1.0),
     ],
 )
-def test_functions_of_a_matrix_say_how_a_graph_becomes_one(call):
+def test_functions_of_matrix_say_how_graph_becomes_one(call):
     with pytest.raises(ValueError, match=r"mixing is <networkx.*mixing.metropolis_hastings\(gr"):
         call(graphs.ring(4))
 
 
 @pytest.mark.parametrize("value", [None, "a"])
-def test_the_gap_of_what_is_no_matrix_is_refused_by_name(value):
+def test_gap_of_what_is_no_matrix_is_refused_by_name(value):
     with pytest.raises(ValueError, match="mixing is "):
         mixing.spectral_gap(value)
 
 
-def test_a_hashable_matrix_is_made_dense_once() -> None:
+def test_hashable_matrix_is_made_dense_once() -> None:
     sparse = mixing.HashableMatrix(mixing.metropolis_hastings(graphs.ring(5), sparse=True))
     dense = mixing.HashableMatrix(mixing.metropolis_hastings(graphs.ring(5)))
     assert sparse.dense == dense and sparse.dense is sparse.dense

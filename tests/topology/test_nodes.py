@@ -12,7 +12,7 @@ from dpjax.topology import graphs, mixing, nodes
 ONE_BASED = ("1", "2", "3", "4")
 
 
-def test_labels_follow_the_rows_of_the_matrix(tmp_path: Path) -> None:
+def test_labels_follow_rows_of_matrix(tmp_path: Path) -> None:
     file = tmp_path / "net.txt"
     file.write_text('zoe "New York"\n"New York",mia\n')
     assert nodes.labels(graphs.from_edgelist(file)) == ("zoe", "New York", "mia")
@@ -32,7 +32,7 @@ def test_labels_follow_the_rows_of_the_matrix(tmp_path: Path) -> None:
     assert nodes.labels(graphs.florentine())[3] == "Peruzzi" and nodes.have_names(ONE_BASED)
 
 
-def test_a_label_is_its_node_and_a_number_of_two_nodes_is_none() -> None:
+def test_label_is_its_node_and_number_of_two_nodes_is_none() -> None:
     assert nodes.find(("a", "b"), "b") == 1 == nodes.find(("a", "b"), "1")
     assert nodes.find(("0", "1", "2"), "2") == 2
     # Beyond the indices, and so of one node alone.
@@ -51,7 +51,7 @@ def test_a_label_is_its_node_and_a_number_of_two_nodes_is_none() -> None:
 @pytest.mark.parametrize(
     "word", ["7", "-1", "", "1.0", "01", "²", "9" * 5000, "index:9", "label:9"]
 )
-def test_what_is_no_node_is_refused_with_the_choice(word: str) -> None:
+def test_what_is_no_node_is_refused_with_choice(word: str) -> None:
     with pytest.raises(ValueError, match=r"which is no node; give 0 \.\. 2"):
         nodes.find(("0", "1", "2"), word)
     with pytest.raises(ValueError, match="a label .a, b., or index:0 .. index:1"):
@@ -59,7 +59,7 @@ def test_what_is_no_node_is_refused_with_the_choice(word: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["0", "1", "2", "3", "a", "index:1", "label:1"]), min_size=1))
-def test_a_word_finds_the_node_that_was_told_or_refuses(names: list[str]) -> None:
+def test_word_finds_node_that_was_told_or_refuses(names: list[str]) -> None:
     for index, name in enumerate(names):
         for word in (name, f"label:{name}", f"index:{index}"):
             try:
@@ -91,7 +91,7 @@ def test_names_that_could_be_read_twice_are_refused(tmp_path: Path, line: str, m
         graphs.from_edgelist(file)
 
 
-def test_a_byte_order_mark_is_no_name(tmp_path: Path) -> None:
+def test_byte_order_mark_is_no_name(tmp_path: Path) -> None:
     file = tmp_path / "net.csv"
     file.write_text("a,b\nb,c\nc,a\n", encoding="utf-8-sig")
     assert nodes.labels(graphs.from_edgelist(file)) == ("a", "b", "c")

@@ -70,7 +70,7 @@ def test_bound_is_exact(method, dtype, clip_norm):
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_the_textbook_line_breaks_the_bound(dtype):
+def test_textbook_line_breaks_bound(dtype):
     with pytest.raises(AssertionError):
         for seed in range(4):
             check_bound(naive(0.1), random_updates(seed, dtype=dtype), 0.1)
@@ -87,14 +87,14 @@ def test_bound_holds_for_large_leaves(size, value):
 @pytest.mark.optimized
 @pytest.mark.parametrize("method", clipping.CLIPPINGS)
 @pytest.mark.parametrize(("size", "n"), [(2, 1), (16, 4), (100, 4)])
-def test_bound_holds_where_a_number_formed_twice_differs(size, n, method):
+def test_bound_holds_where_number_formed_twice_differs(size, n, method):
     check_bound(of_remainders(1.0, method), factors(size, n), 1.0)
 
 
 @pytest.mark.mutant
 @pytest.mark.optimized
 @pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="its XLA forms each number once")
-def test_a_barrier_alone_breaks_the_bound_on_a_cpu(monkeypatch):
+def test_barrier_alone_breaks_bound_on_cpu(monkeypatch):
     def fenced(fn, *args):
         return fn(*jax.lax.optimization_barrier(args))
 
@@ -125,7 +125,7 @@ def test_clips_and_only_clips():
     assert (norms < 1).any() and (norms > 1).any()
 
 
-def test_automatic_is_the_published_rule():
+def test_automatic_is_published_rule():
     updates = random_updates(1)
     out, _ = per_agent(0.5, "automatic").update(updates, optax.EmptyState())
     norms = jax.vmap(norm)(updates)
@@ -133,7 +133,7 @@ def test_automatic_is_the_published_rule():
     np.testing.assert_allclose(out["bias"], expected, rtol=2e-5)
 
 
-def test_an_infinite_clip_norm_drops_what_is_not_finite():
+def test_infinite_clip_norm_drops_what_is_not_finite():
     updates = {"w": jnp.array([[1e18, 3.0], [jnp.inf, 1.0], [0.0, -0.0]], jnp.float32)}
     out, _ = clipping.per_agent(math.inf).update(updates, optax.EmptyState())
     np.testing.assert_array_equal(
@@ -143,7 +143,7 @@ def test_an_infinite_clip_norm_drops_what_is_not_finite():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
 @pytest.mark.parametrize("method", clipping.CLIPPINGS)
-def test_a_bad_gradient_becomes_zero_and_harms_no_other(bad, method):
+def test_bad_gradient_becomes_zero_and_harms_no_other(bad, method):
     updates = {"a": jnp.ones((3, 4), jnp.float32), "b": jnp.ones((3,), jnp.float32)}
     spoiled = updates | {"a": updates["a"].at[1, 2].set(bad)}
     transform = per_agent(0.1, method)
@@ -170,7 +170,7 @@ def test_agents_do_not_meet():
 
 
 @pytest.mark.mutant
-def test_one_norm_over_the_network_is_caught():
+def test_one_norm_over_network_is_caught():
     with pytest.raises(AssertionError):
         check_agents_are_apart(optax.clip_by_global_norm(0.1))
 
@@ -191,7 +191,7 @@ def test_structure_dtype_and_jit():
         )
 
 
-def test_slack_is_small_and_grows_with_the_size():
+def test_slack_is_small_and_grows_with_size():
     small = clipping.slack(jnp.zeros(123, jnp.float32))
     assert 0 < small < 1e-5
     assert small < clipping.slack(jnp.zeros(10_000_000, jnp.float32)) < 1e-3
@@ -228,7 +228,7 @@ def test_malformed_updates_are_refused():
         clipping.per_agent(1e-9).update(jnp.ones((2, 3), jnp.float16), optax.EmptyState())
 
 
-def test_automatic_clipping_beyond_a_dtype_is_refused():
+def test_automatic_clipping_beyond_dtype_is_refused():
     """Scaled to 1e5, a gradient of one entry would be infinite in float16."""
     gradients = jnp.asarray([[100.0, 0.0], [3.0, 4.0]], jnp.float16)
     limit = float(jnp.finfo(jnp.float16).max)
@@ -251,7 +251,7 @@ def test_automatic_clipping_beyond_a_dtype_is_refused():
 
 @pytest.mark.gate(1)
 @pytest.mark.parametrize(("method", "per_layer"), [("flat", True), ("automatic", False)])
-def test_sums_that_a_dtype_cannot_hold_are_refused(method, per_layer):
+def test_sums_that_dtype_cannot_hold_are_refused(method, per_layer):
     """Three records of 3e4 are infinite in float16, two are not."""
     model = nn.Dense(1, use_bias=False)
     x = jnp.full((3, 1), 5e4, jnp.float16)
@@ -275,7 +275,7 @@ def test_sums_that_a_dtype_cannot_hold_are_refused(method, per_layer):
 
 
 @pytest.mark.parametrize("reference", [True, False])
-def test_the_stated_share_is_the_one_by_which_sums_are_lowered(reference):
+def test_stated_share_is_one_by_which_sums_are_lowered(reference):
     """One long gradient among eight places, in float16, where the share is far above a rounding."""
     model = nn.Dense(1, use_bias=False)
     gradients = layer_norms.Gradients(model.apply, lambda out, y: jnp.sum(out))
@@ -294,7 +294,7 @@ def test_the_stated_share_is_the_one_by_which_sums_are_lowered(reference):
 
 
 @pytest.mark.parametrize(("method", "microbatch"), [("flat", 2), ("automatic", None)])
-def test_what_an_encoder_returns_is_clipped(method, microbatch):
+def test_what_encoder_returns_is_clipped(method, microbatch):
     """A sketch of every gradient, clipped after it is made: the sketch may stretch."""
     random = np.random.default_rng(0)
     sketch = jnp.asarray(50 * random.normal(size=(3, 7)), jnp.float32)

@@ -148,12 +148,12 @@ def check_sensitivity(build, method="flat") -> None:
 
 
 @pytest.mark.parametrize("method", clipping.CLIPPINGS)
-def test_sensitivity_of_the_sum(method):
+def test_sensitivity_of_sum(method):
     check_sensitivity(clipping.per_example, method)
 
 
 @pytest.mark.mutant
-def test_a_dropped_clip_is_caught():
+def test_dropped_clip_is_caught():
     def unclipped(loss, clip_norm, **_):
         return clipping.per_example(loss, math.inf)
 
@@ -271,7 +271,7 @@ def test_complex_gradients_are_refused():
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("clip_norm", [5.0, math.inf])
-def test_a_gradient_that_is_not_finite_adds_nothing(clip_norm):
+def test_gradient_that_is_not_finite_adds_nothing(clip_norm):
     """Compilers take the root of its square for its size, which does not overflow."""
     total = clipping.per_example(lambda w, x, y: jnp.log(w * x), clip_norm)
     x = jnp.array([0.0, 1.0])
@@ -282,7 +282,7 @@ def test_a_gradient_that_is_not_finite_adds_nothing(clip_norm):
     assert clipped.tolist() == [[0.0], [1.0]] if clip_norm == math.inf else clipped[0, 0] == 0
 
 
-def test_a_custom_sum_never_meets_what_padding_holds():
+def test_custom_sum_never_meets_what_padding_holds():
     """Nor does it add anything of it where all is padding."""
     gradients = jax.vmap(jax.grad(lambda w, x, y: jnp.log(w @ x)), (None, 0, 0))
 

@@ -50,7 +50,7 @@ def opened(code, total, public, like):
     return noise_.opened(code, jnp.asarray(total), public, like)
 
 
-def test_a_sum_is_decoded_in_the_payload_s_form():
+def test_sum_is_decoded_in_payload_s_form():
     complete = sent()
     assert complete.dtype == np.uint32 and complete.shape == (N, 512)
     like = jax.tree.map(lambda leaf: leaf[0], split(vectors()))
@@ -79,7 +79,7 @@ def test_messages_are_roundings_plus_exact_noise():
     assert (squares <= CODE.limit).all() and (squares > 0).all()
 
 
-def test_both_words_of_a_hash_are_whole():
+def test_both_words_of_hash_are_whole():
     keys = jax.random.split(jax.random.key(0), 2)
     counters = jnp.arange(8, dtype=jnp.uint32).reshape(2, 4)
     words = jax.vmap(_numerics.threefry)(keys, counters, counters + 1)
@@ -89,7 +89,7 @@ def test_both_words_of_a_hash_are_whole():
 @pytest.mark.mutant
 @pytest.mark.optimized  # many draws: compiling them well pays
 @pytest.mark.parametrize("twin", [False, True])
-def test_the_noise_is_discrete_gaussian(twin, monkeypatch):
+def test_noise_is_discrete_gaussian(twin, monkeypatch):
     if twin:
 
         def floats(key, shape, variance):
@@ -126,7 +126,7 @@ def test_signs_are_public_and_new_in_every_round():
 
 
 @pytest.mark.mutant
-def test_no_sign_comes_from_the_noise_key():
+def test_no_sign_comes_from_noise_key():
     """Whoever reads a sum knows the public key alone; the twin rotates by the noise key."""
     like = jax.tree.map(lambda leaf: leaf[0], split(vectors()))
     expected = vectors()[:, 100:].sum(0)
@@ -144,7 +144,7 @@ def test_no_sign_comes_from_the_noise_key():
         assert off(np.asarray(right).view(np.uint32)) < 0.3
 
 
-def test_a_sum_that_overflows_is_another_one():
+def test_sum_that_overflows_is_another_one():
     """All agents alike and longest: 2^b holds the sum; three bits fewer, unsaid, do not."""
     alike = np.tile(vectors()[:1], (N, 1))
     total = sent(payload=split(alike)).sum(0, dtype=np.uint32)
@@ -162,7 +162,7 @@ def test_a_sum_that_overflows_is_another_one():
 
 
 @pytest.mark.mutant
-def test_a_sum_shows_no_more_than_the_sum():
+def test_sum_shows_no_more_than_sum():
     """Numbers modulo 2^b added in more bits show how many were below zero: the twin."""
     signed = sent().view(np.int32).astype(np.int64)
     total = sent().sum(0, dtype=np.uint32).view(np.int32)
@@ -183,7 +183,7 @@ def test_rows_that_are_no_vectors_are_noise_alone():
         np.testing.assert_array_equal(records[row], (zeros if row in (1, 3) else same)[row])
 
 
-def test_rounds_are_counted_and_nothing_goes_out_after_the_last():
+def test_rounds_are_counted_and_nothing_goes_out_after_last():
     first = sent(round=0)
     second = sent(round=1)
     assert (first != second).mean() > 0.5
@@ -203,7 +203,7 @@ def test_other_payloads_are_refused():
         noise_.discrete(CODE, key=NOISE, rounds=5).init(np.zeros((6, K), np.int32))
 
 
-def test_the_code_promotes_no_ranks():
+def test_code_promotes_no_ranks():
     code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
     with jax.numpy_rank_promotion("raise"):
         signs = simulated.signs(code, jax.random.key(0))

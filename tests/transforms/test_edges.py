@@ -132,7 +132,7 @@ def test_rounds_leaves_and_links_share_no_number():
     assert not np.isin(shared, np.abs(own)).any()
 
 
-def test_after_the_last_round():
+def test_after_last_round():
     zeros = jnp.zeros((N, 2))
     result = noises(make(), zeros, ROUNDS + 1)
     assert np.isfinite(result[ROUNDS - 1]).all() and np.isnan(result[ROUNDS]).all()

@@ -73,7 +73,7 @@ def test_probabilities_are_those_of_all_bits():
     assert tail[0] > 9.1 and tail[1] > 13
 
 
-def test_normals_are_the_quantiles_of_their_own_hashes():
+def test_normals_are_quantiles_of_their_own_hashes():
     key = jax.random.fold_in(KEY, 3)
     result = wide(lambda: variates.release_normals(key, (40, 50)))
     high, low = (np.asarray(w) for w in words(jax.random.fold_in(key, 0), (40, 50)))
@@ -88,7 +88,7 @@ def test_normals_are_the_quantiles_of_their_own_hashes():
     assert len(np.unique(result)) == result.size
 
 
-def test_a_tail_draws_more_bits(monkeypatch):
+def test_tail_draws_more_bits(monkeypatch):
     def some_small(key, shape):
         first, second = words(key, shape)
         small = jnp.arange(shape[1]) % 2 == 0
@@ -169,7 +169,7 @@ def test_sums_are_rounded_once_as_if_all_was_float64(which):
 
 
 @pytest.mark.x64
-def test_no_vmap_of_a_scan_adds_float32_noise():
+def test_no_vmap_of_scan_adds_float32_noise():
     link = noise.correlated(np.eye(2, dtype=np.float32), key=KEY, rounds=5, grid=2.0**-20)
     zeros = jnp.zeros((2, 9))
 
@@ -191,7 +191,7 @@ def test_grids_are_powers_of_two():
             noise.correlated(np.eye(2), key=KEY, rounds=5, grid=invalid)
 
 
-def test_a_grid_is_for_all_agents():
+def test_grid_is_for_all_agents():
     with pytest.raises(ValueError, match=r"rows is \(1,\) with a grid, .* give one"):
         noise.correlated(np.ones(1), key=KEY, rounds=5, grid=0.5, rows=(1,))
 
@@ -303,7 +303,7 @@ def attacked(release, trials, seed):
     return np.concatenate(own), np.concatenate(others)
 
 
-def test_last_bits_of_a_simulation_give_the_gradient_away():
+def test_last_bits_of_simulation_give_gradient_away():
     own, others = attacked(False, 20, 0)
     assert own.all()
     # Some coordinates exclude the neighbour: forty of them together do in every trial.
@@ -311,13 +311,13 @@ def test_last_bits_of_a_simulation_give_the_gradient_away():
     assert not others.all(axis=1).any()
 
 
-def test_last_bits_of_a_release_tell_nothing():
+def test_last_bits_of_release_tell_nothing():
     own, others = attacked(True, 20, 0)
     # Of 4,800 coordinates not one excludes the neighbour: at a rate of 1 in 1,000, 99 % power.
     assert own.size == 4800 and own.all() and others.all()
 
 
-def test_remainders_of_a_release_do_not_depend_on_the_gradient():
+def test_remainders_of_release_do_not_depend_on_gradient():
     sigma = 1.0
     h = 2.0**-4
     count = 40_000

@@ -56,7 +56,7 @@ def test_words_become_laplaces_by_inversion(dtype, digits):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_the_ends_are_the_stated_ones(dtype):
+def test_ends_are_stated_ones(dtype):
     none = np.uint32([0])
     single = np.uint32([1 << 30])
     (minimum,), (largest,) = computed(none, none, dtype), computed(single, none, dtype)
@@ -71,7 +71,7 @@ def test_the_ends_are_the_stated_ones(dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_numbers_are_symmetric_to_the_bit(dtype):
+def test_numbers_are_symmetric_to_bit(dtype):
     high, low = several_words()
     other = computed(high ^ np.uint32(1 << 31), low, dtype)
     np.testing.assert_array_equal(other, -computed(high, low, dtype))
@@ -91,7 +91,7 @@ def finest(draw):
     return np.diff(magnitudes[:2000]).min(), magnitudes.max()
 
 
-def test_a_uniform_of_24_bits_would_be_seen():
+def test_uniform_of_24_bits_would_be_seen():
     """The usual sampler: multiples of 2^-23 near zero, nothing beyond 16.7."""
 
     def usual(high, low):
@@ -109,12 +109,12 @@ def test_a_uniform_of_24_bits_would_be_seen():
     assert (reached > 20).all() and len(np.unique(reached)) == 32
 
 
-def test_no_float32_number_is_beyond_the_ends():
+def test_no_float32_number_is_beyond_ends():
     values = np.abs(LAPLACE.sample())
     assert values.min() >= variates.SMALLEST_LAPLACE and values.max() <= variates.LARGEST_LAPLACE
 
 
-def test_a_place_decides_a_number_and_not_the_number_of_columns():
+def test_place_decides_number_and_not_number_of_columns():
     many = LAPLACE.sample(shape=(8, 11))
     np.testing.assert_array_equal(LAPLACE.sample(shape=(8, 4)), many[:, :4])
 

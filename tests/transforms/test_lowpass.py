@@ -77,7 +77,7 @@ def test_it_keeps_no_more_than_its_order(name):
     assert sizes <= (len(a) + len(b) - 1) * (77 + 1)
 
 
-def test_a_filter_that_scales_is_refused():
+def test_filter_that_scales_is_refused():
     with pytest.raises(ValueError, match="sum b - sum a is 0.2"):
         lowpass((0.1,), (-0.1,))
 

@@ -89,7 +89,7 @@ def check_energy(samples, weights, covariance):
     assert abs(mean - np.trace(product)) < 5.5 * error
 
 
-def test_noise_has_the_designed_law():
+def test_noise_has_designed_law():
     weights, covariance, factor = network()
     samples = collect(noise.correlated, factor)
     check_law(samples, covariance)
@@ -101,7 +101,7 @@ def test_noise_has_the_designed_law():
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("invalid", [1.5, 1 / 1.5])
-def test_the_checks_have_power(invalid):
+def test_checks_have_power(invalid):
     weights, covariance, factor = network()
     samples = collect(noise.correlated, factor)
     with pytest.raises(AssertionError):
@@ -144,7 +144,7 @@ def test_broken_twins_are_caught(name):
 
 
 @pytest.mark.mutant
-def test_a_mis_scaled_or_transposed_factor_is_caught():
+def test_mis_scaled_or_transposed_factor_is_caught():
     _, covariance, _ = network()
     factor = np.linalg.cholesky(covariance)
     check_law(collect(noise.correlated, factor), covariance)
@@ -160,7 +160,7 @@ def test_zero_factor_changes_no_bit():
     np.testing.assert_array_equal(out["w"], updates["w"])
 
 
-def test_rounds_past_the_end_are_nan():
+def test_rounds_past_end_are_nan():
     zeros = {"w": jnp.zeros((N, 4)), "b": jnp.zeros((N,))}
     for factor in (np.eye(N), np.zeros((N, N))):
         transform = noise.correlated(factor, key=key(), rounds=2)
@@ -192,7 +192,7 @@ def test_one_trace_for_all_rounds_and_jit_equals_eager():
     assert int(state.round) == 4
 
 
-def test_the_state_resumes_and_the_key_decides():
+def test_state_resumes_and_key_decides():
     _, _, factor = network()
     complete = collect(noise.correlated, factor, rounds=6)
     zeros = {name: jnp.zeros(shape, jnp.float32) for name, shape in SHAPES.items()}
@@ -296,7 +296,7 @@ def test_designs_share_one_draw_under_vmap():
     assert products and all(set(p) == {jax.lax.Precision.HIGHEST} for p in products)
 
 
-def test_seeds_under_vmap_get_the_noise_they_get_alone():
+def test_seeds_under_vmap_get_noise_they_get_alone():
     zeros = {"w": jnp.zeros((N, 4), jnp.float32), "b": jnp.zeros((N,), jnp.float32)}
     _, _, factor = network()
 
@@ -395,7 +395,7 @@ def test_malformed_updates_are_refused():
         pytest.param(True, "anti_pgd", marks=pytest.mark.slow),
     ],
 )
-def test_a_diagonal_is_its_matrix_to_the_bit(released, rounds_strategy):
+def test_diagonal_is_its_matrix_to_bit(released, rounds_strategy):
     scales = np.array([0.5, 3.0, 0.0, 1.7], np.float32)
     strategy = None if rounds_strategy is None else np.tri(5)
     updates = {"w": np.ones((4, 6), np.float32), "b": np.zeros((4, 2), np.float32)}
@@ -414,7 +414,7 @@ def test_a_diagonal_is_its_matrix_to_the_bit(released, rounds_strategy):
     assert np.abs(out[0][0]["w"][2] - 1).max() < 1e-5 < np.abs(out[0][0]["w"][1] - 1).max()
 
 
-def test_a_factor_of_another_shape_is_refused():
+def test_factor_of_another_shape_is_refused():
     for factor in (np.ones((2, 3), np.float32), np.ones((1, 2, 2), np.float32)):
         with pytest.raises(ValueError, match="factor"):
             noise.correlated(factor, key=key(), rounds=5)
@@ -422,6 +422,6 @@ def test_a_factor_of_another_shape_is_refused():
         noise.correlated(np.array([1.0, np.nan], np.float32), key=key(), rounds=5)
 
 
-def test_a_states_key_is_not_shown():
+def test_states_key_is_not_shown():
     state = noise.correlated(np.eye(N), key=key(7), rounds=3).init(jnp.zeros((N, 2)))
     assert repr((state,)) == "(NoiseState(...),)"

@@ -56,14 +56,14 @@ def normals():
     ["dense", "banded", "prefix sums"]
     + [pytest.param(name, marks=pytest.mark.slow) for name in ("diagonal", "identity")],
 )
-def test_streaming_equals_the_dense_product(name):
+def test_streaming_equals_dense_product(name):
     strategy = strategies()[name]
     factor = np.random.default_rng(1).normal(size=(N, N))
     expected = np.einsum("ts,ij,sjd->tid", np.linalg.inv(strategy), factor, normals())
     np.testing.assert_allclose(run(factor, strategy), expected, rtol=2e-4, atol=2e-4)
 
 
-def test_only_the_band_is_kept_and_none_keeps_nothing():
+def test_only_band_is_kept_and_none_keeps_nothing():
     zeros = jnp.zeros((N, D), jnp.float32)
     widths = {"dense": ROUNDS - 1, "banded": 3, "prefix sums": 1, "identity": 0}
     for name, width in widths.items():
@@ -75,12 +75,12 @@ def test_only_the_band_is_kept_and_none_keeps_nothing():
     assert noise.correlated(np.eye(N), key=key(), rounds=ROUNDS).init(zeros).past == ()
 
 
-def test_past_the_end_is_nan():
+def test_past_end_is_nan():
     out = run(np.eye(N), strategies()["banded"], rounds=ROUNDS + 2)
     assert np.isfinite(out[:ROUNDS]).all() and np.isnan(out[ROUNDS:]).all()
 
 
-def test_past_the_end_is_refused_where_the_round_is_known():
+def test_past_end_is_refused_where_round_is_known():
     zeros = jnp.zeros((N, D), jnp.float32)
     for strategy in (None, np.eye(1)):
         transform = noise.correlated(np.eye(N), key=key(), rounds=1, strategy=strategy)
@@ -147,7 +147,7 @@ def impulses(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["blocked", "moving"])
-def test_a_run_s_map_is_the_rounded_inverse(kind, monkeypatch):
+def test_run_s_map_is_rounded_inverse(kind, monkeypatch):
     impulses(monkeypatch)
     strategy = long_strategies()[kind]
     assert rounds.route(strategy, LONG).kind == kind
@@ -249,7 +249,7 @@ def drawn_once(step, start, seeds):
     assert {t for _, t in observed} >= set(range(LONG))
 
 
-def test_a_block_is_drawn_once_and_not_in_every_round():
+def test_block_is_drawn_once_and_not_in_every_round():
     route = rounds.route(long_strategies()["blocked"], LONG)
     start = route.start((1, 1), jnp.float32)
     drawn_once(route.step, start, seeds=2)
@@ -269,7 +269,7 @@ def test_a_block_is_drawn_once_and_not_in_every_round():
     "kind",
     [pytest.param("blocked", marks=pytest.mark.slow), "recursion", "moving"],
 )
-def test_plans_share_the_noise_before_the_factor(kind):
+def test_plans_share_noise_before_factor(kind):
     """Factors are mapped over, the state is not: as plans of one seed in a run."""
     zeros = jnp.zeros((N, D), jnp.float32)
     strategy = long_strategies()[kind]
@@ -303,7 +303,7 @@ def test_plans_share_the_noise_before_the_factor(kind):
         pytest.param("moving", marks=pytest.mark.slow),
     ],
 )
-def test_agents_over_devices_get_the_same_noise(kind):
+def test_agents_over_devices_get_same_noise(kind):
     if len(jax.devices()) < 8:
         pytest.skip("needs eight devices")
     n = 8
@@ -324,7 +324,7 @@ def test_agents_over_devices_get_the_same_noise(kind):
         np.testing.assert_allclose(updates, plain[t], rtol=0, atol=5e-5)
 
 
-def test_a_traced_round_past_a_block_is_nan_and_repeats_nothing():
+def test_traced_round_past_block_is_nan_and_repeats_nothing():
     """Past the last whole block too, where indices of the kept noise would wrap or clamp."""
     zeros = jnp.zeros((N, D), jnp.float32)
     for strategy in long_strategies().values():

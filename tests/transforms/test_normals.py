@@ -13,7 +13,7 @@ from dpjax.transforms import variates
 from tests.transforms.streams import NORMAL, ROWS, key
 
 
-def test_the_hash_is_threefry():
+def test_hash_is_threefry():
     data = jax.random.key_data(key(9))
     shape = (5, 7)
     counters = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1)]
@@ -34,7 +34,7 @@ def test_words_become_normals_by_inversion():
 
 
 @pytest.mark.parametrize("columns", [6, 7])
-def test_large_draws_have_the_numbers_of_small_ones(columns, monkeypatch):
+def test_large_draws_have_numbers_of_small_ones(columns, monkeypatch):
     draws = []
     for minimum in (variates._LARGE, 1):
         monkeypatch.setattr(variates, "_LARGE", minimum)
@@ -43,7 +43,7 @@ def test_large_draws_have_the_numbers_of_small_ones(columns, monkeypatch):
     np.testing.assert_array_equal(*draws)
 
 
-def test_no_float32_normal_is_beyond_the_stated_largest():
+def test_no_float32_normal_is_beyond_stated_largest():
     words = np.array([0x7FFFFFFF, 0x80000000], np.uint32)
     steps = (words.view(np.int32) >> 8).astype(np.float32)
     edge = np.float32(np.sqrt(2)) * jax.lax.erf_inv((steps + np.float32(0.5)) * np.float32(2**-23))
@@ -64,7 +64,7 @@ def pairs_of_words(values):
     return values[:, : values.shape[1] - half].ravel(), values[:, half:].ravel()
 
 
-def test_the_words_of_a_hash_are_independent():
+def test_words_of_hash_are_independent():
     left, right = pairs_of_words(NORMAL.sample())
     assert abs(NORMAL.dependence(left, right)) < 5
     assert abs(np.corrcoef(left, right)[0, 1]) < 5 / np.sqrt(left.size)

@@ -78,14 +78,14 @@ def test_each_layer_is_clipped_to_its_share(method):
 
 
 @pytest.mark.mutant
-def test_layers_that_each_have_the_whole_norm_are_noticed(monkeypatch):
+def test_layers_that_each_have_whole_norm_are_noticed(monkeypatch):
     """The broken twin."""
     monkeypatch.setattr(_numerics, "layer_share", lambda clip_norm, layers: clip_norm)
     with pytest.raises(AssertionError):
         test_each_layer_is_clipped_to_its_share("flat")
 
 
-def test_one_layer_is_the_whole():
+def test_one_layer_is_whole():
     tree = {"kernel": gradients()["c"]["kernel"]}
     outs = [
         clipping.per_agent(0.3, per_layer=number).update(tree, optax.EmptyState())[0]

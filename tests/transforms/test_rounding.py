@@ -44,7 +44,7 @@ def test_neighbouring_sums_are_one_clip_norm_apart(name, monkeypatch):
 @pytest.mark.parametrize(
     "form", ["jitted", pytest.param("records on devices", marks=pytest.mark.slow)]
 )
-def test_so_are_sums_whose_order_the_compiler_chooses(name, form):
+def test_so_are_sums_whose_order_compiler_chooses(name, form):
     assert 0.99 < rounding.distance(rounding.WHOLE[name], form) <= rounding.CLIP
 
 
@@ -65,7 +65,7 @@ MAPPED = {
         for name in ("records one by one", "passes of a query", "products of a query")
     ],
 )
-def test_the_same_mapped_in_a_loop_and_on_eight_devices(name, form, monkeypatch):
+def test_same_mapped_in_loop_and_on_eight_devices(name, form, monkeypatch):
     total = rounding.ROUTES[name]
     assert 0.99 < rounding.distance(total, form) <= rounding.CLIP
     rounding.in_single_precision(monkeypatch)
@@ -98,14 +98,14 @@ def last_roundings(kind, places=200):
 @pytest.mark.x64
 @pytest.mark.mutant
 @pytest.mark.parametrize("kind", [jnp.float32, jnp.bfloat16])
-def test_the_rounding_of_the_sum_is_within_the_clip_norm(kind, monkeypatch):
+def test_rounding_of_sum_is_within_clip_norm(kind, monkeypatch):
     """A broken copy clips records to C, and nothing is left for the last rounding."""
     assert 0.4 < last_roundings(kind) <= CLIP
     monkeypatch.setattr(clipping, "rounding_share", lambda *value: 0.0)
     assert last_roundings(kind) > CLIP
 
 
-def test_the_share_is_that_of_the_derivation():
+def test_share_is_that_of_derivation():
     """Two sums of B records of C / (1 + r), each wrong by u + e of all their norms at most."""
     single = jnp.zeros(3, jnp.float32)
     for places in (1, 256, 8_200, 83_000):
@@ -126,7 +126,7 @@ def test_the_share_is_that_of_the_derivation():
     spread=st.sampled_from([0.0, 3.0, 30.0]),
     kind=st.sampled_from(["float32", "bfloat16"]),
 )
-def test_no_records_are_an_exception(seed, spread, kind):
+def test_no_records_are_exception(seed, spread, kind):
     """Records of many sizes, left out one after another, in a dtype of large roundings too."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(24, 4)) * 10.0 ** rng.uniform(-spread, spread / 10, size=(24, 1))
@@ -166,7 +166,7 @@ def whole(route):
 
 
 @pytest.mark.parametrize("route", ["weighted", "whole", "in passes"])
-def test_sums_in_a_compiler_s_order_are_as_exact_as_stated(route, monkeypatch):
+def test_sums_in_compiler_s_order_are_as_exact_as_stated(route, monkeypatch):
     assert whole(route) <= 260 * 2.0**-53
     rounding.in_single_precision(monkeypatch)
     assert whole(route) > 2.0**-30
@@ -234,7 +234,7 @@ def cancelled(route, count=32, clip_norm=1e-3):
 @pytest.mark.parametrize(
     "route", ["records", "norm", "formed", pytest.param("plain", marks=pytest.mark.slow)]
 )
-def test_a_record_is_clipped_by_the_norm_of_what_is_added(route, monkeypatch):
+def test_record_is_clipped_by_norm_of_what_is_added(route, monkeypatch):
     """Compiled, the norm is of the very bits that are summed; a copy adds one per cent more."""
     lengths = cancelled(route)
     assert lengths.max() <= 1
@@ -256,7 +256,7 @@ def test_a_record_is_clipped_by_the_norm_of_what_is_added(route, monkeypatch):
 
 @pytest.mark.gate(5)
 @pytest.mark.parametrize("route", sorted(set(rounding.ROUTES) - {"a function of one's own"}))
-def test_a_fence_lies_between_gradients_and_their_norms(route):
+def test_fence_lies_between_gradients_and_their_norms(route):
     """On a GPU a barrier, which lasts until after fusion; on a CPU a loop, which stays."""
     traced = jax.jit(rounding.ROUTES[route]).trace(jnp.ones(4), jnp.zeros(4, bool))
     assert "stablehlo.optimization_barrier" in traced.lower(lowering_platforms=("cuda",)).as_text()
@@ -275,7 +275,7 @@ def test_products_of_one_position_are_as_exact_as_is_said(places):
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])
-def test_a_mean_gradient_is_clipped_after_all_additions(norm):
+def test_mean_gradient_is_clipped_after_all_additions(norm):
     """Whatever rounding does to the mean of 8,200 records, what is sent is as long as is said."""
     query = AgentQuery(lambda w, x, y: jnp.sum(w * x), None, 0.1, "flat", norm=norm)
     x = jnp.asarray(np.repeat(rounding.amplitudes()[None, :, None], 3, axis=2))
@@ -288,7 +288,7 @@ def test_a_mean_gradient_is_clipped_after_all_additions(norm):
 
 
 @pytest.mark.parametrize("missing", [(), (0,), ((0,), ())])
-def test_a_trusted_sum_is_the_exact_one_rounded_once(missing, monkeypatch):
+def test_trusted_sum_is_exact_one_rounded_once(missing, monkeypatch):
     """Then it is a function of the exact sum of noisy messages, which is what accounting is of."""
     rng = np.random.default_rng(1)
     messages = np.repeat(rounding.amplitudes()[:, None], 3, axis=1)
@@ -307,7 +307,7 @@ def test_a_trusted_sum_is_the_exact_one_rounded_once(missing, monkeypatch):
 
 
 @pytest.mark.x64
-def test_the_global_flag_stays_as_it_was():
+def test_global_flag_stays_as_it_was():
     observed = []
 
     def loss(w, x, y):

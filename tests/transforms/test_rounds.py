@@ -56,7 +56,7 @@ def test_covariance_over_rounds_and_agents(kind):
     assert (np.abs(1.5 * sampled - expected) > 6 * spread).any()
 
 
-def test_large_noise_of_the_last_round_is_drawn_again(monkeypatch):
+def test_large_noise_of_last_round_is_drawn_again(monkeypatch):
     strategy = np.linalg.inv(np.eye(T) - 0.7 * np.eye(T, k=-1))
     zeros = jnp.zeros((N, 6))
     stored = noises(strategy, zeros)

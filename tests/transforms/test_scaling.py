@@ -53,7 +53,7 @@ def moved(rule, state, shape, records):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["quantile", "tight"])
-def test_one_record_moves_the_sum_by_the_clip_norm(rule):
+def test_one_record_moves_sum_by_clip_norm(rule):
     """At any public state and shape; decoded, the ellipsoid is that of the noise."""
     rng = np.random.default_rng(0)
     records = (rng.normal(size=(5, 8)) * 10.0 ** rng.uniform(-3, 3, (5, 1))).astype(F32)
@@ -68,7 +68,7 @@ def test_one_record_moves_the_sum_by_the_clip_norm(rule):
 
 
 @pytest.mark.mutant
-def test_scales_from_raw_gradients_move_the_sum_further():
+def test_scales_from_raw_gradients_move_sum_further():
     """The twin: the shape, or the clip norm, read off the very records that are summed."""
     rule = RULES[0]
     records = np.full((5, 8), 1e-2, F32)
@@ -92,7 +92,7 @@ def test_scales_from_raw_gradients_move_the_sum_further():
     assert np.linalg.norm((first - other) / twin) > 3 * C
 
 
-def test_noise_as_printed_has_another_sensitivity_than_the_clip():
+def test_noise_as_printed_has_another_sensitivity_than_clip():
     """Equation (40): clip in L2, then noise sigma Z; C / min(sigma) and not C."""
     moments = jnp.asarray([1.0, 1e-4, 1e-4], jnp.float32)
     sigma = np.sqrt(np.asarray(moments) * 3 / np.asarray(moments).sum())
@@ -102,7 +102,7 @@ def test_noise_as_printed_has_another_sensitivity_than_the_clip():
     assert np.linalg.norm(clipped(np.array([[0.0, 5.0, 0.0]], F32) / shape)[0]) <= C
 
 
-def test_the_ellipsoid_is_the_best_at_equal_sensitivity():
+def test_ellipsoid_is_best_at_equal_sensitivity():
     """Against a search over all shapes; round noise and the printed one add more."""
     rng = np.random.default_rng(1)
     for _ in range(4):
@@ -158,7 +158,7 @@ def learned(rule, records, deviation, seed=0):
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.9])
-def test_a_quantile_is_found_from_noisy_averages(quantile):
+def test_quantile_is_found_from_noisy_averages(quantile):
     """From 100 times too large and too small; the noise on the fraction is a fifth."""
     records = lengths(np.random.default_rng(2), 600, 50, 6, 0.5)
     truth = np.quantile(np.linalg.norm(records, axis=-1), quantile)
@@ -224,7 +224,7 @@ class Scaled(Method):
 
 
 @pytest.mark.mutant
-def test_the_plan_tells_scales_of_sums_from_those_of_gradients():
+def test_plan_tells_scales_of_sums_from_those_of_gradients():
     dependence.check_dependence(Scaled(raw=False), Sgd(0.1), (4, 4))
     with pytest.raises(ValueError, match="depends on data by another way"):
         dependence.check_dependence(Scaled(raw=True), Sgd(0.1), (4, 4))
@@ -242,7 +242,7 @@ def test_refusals():
             invalid()
 
 
-def test_a_long_sketch_that_is_not_finite_is_left_out():
+def test_long_sketch_that_is_not_finite_is_left_out():
     """Whatever the largest of its numbers is said to be."""
     rule = Quantile(clip_norm=C, first=3.0)
     encode = jax.jit(lambda vector: rule.encode(rule.start(), vector))

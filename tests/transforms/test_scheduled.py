@@ -74,7 +74,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lost_noise_is_the_share_of_unchanged_sums(kind):
+def test_lost_noise_is_share_of_unchanged_sums(kind):
     cases = [  # None a power of two, below which floats are nearer.
         (1e5, 0.0044, jnp.float32), (1.7e5, 0.0044, jnp.float32), (3.0, 1e-6, jnp.float32),
         (3.0, 1.0, jnp.float32), (1e-4, 1e-11, jnp.float32), (300.0, 0.9, jnp.bfloat16),
@@ -140,13 +140,13 @@ def check_law(samples, scales, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_noise_has_the_stated_law(kind):
+def test_noise_has_stated_law(kind):
     check_law(collect(scheduled, kind), SCALES, kind)
 
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_check_has_power(kind):
+def test_check_has_power(kind):
     samples = collect(scheduled, kind)
     other = KINDS[1 - KINDS.index(kind)]
     for scales, law in (
@@ -228,7 +228,7 @@ MUTANTS = {
 
 
 @pytest.mark.mutant
-def test_keys_that_leave_out_a_part_are_caught(monkeypatch):
+def test_keys_that_leave_out_part_are_caught(monkeypatch):
     monkeypatch.setattr(noise, "_PACK", 6)  # so that the leaves are several draws
 
     def check():  # another function each time, or what was compiled would be taken
@@ -270,7 +270,7 @@ def test_large_leaves_have_draws_of_their_own(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS[:1])
-def test_no_two_entries_share_a_draw(kind, monkeypatch):
+def test_no_two_entries_share_draw(kind, monkeypatch):
     """Every counter of every key that is hashed, over rounds, agents and leaves, counted."""
     observed = []
 
@@ -292,7 +292,7 @@ def test_no_two_entries_share_a_draw(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS[:1])
-def test_a_zero_scale_adds_nothing(kind):
+def test_zero_scale_adds_nothing(kind):
     options = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(N, 7)), jnp.float32)}
     link = scheduled(np.array([1.0, 0.0, 1.0]), key=key(), rounds=3, kind=kind)
     state = link.init(options)
@@ -302,7 +302,7 @@ def test_a_zero_scale_adds_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS[:1])
-def test_rounds_past_the_end_are_nan_and_refused(kind):
+def test_rounds_past_end_are_nan_and_refused(kind):
     for scales in (np.ones(2, np.float32), np.zeros(2, np.float32)):
         link = scheduled(scales, key=key(), rounds=2, kind=kind)
         state = link.init(zeros())
@@ -337,7 +337,7 @@ def test_one_trace_for_all_rounds_and_jit_equals_eager(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS[:1])
-def test_the_state_resumes_and_the_key_decides(kind):
+def test_state_resumes_and_key_decides(kind):
     complete = collect(scheduled, kind)
     link = scheduled(SCALES, key=key(), rounds=ROUNDS, kind=kind)
     out, _ = link.update(zeros(), noise.NoiseState(key(), jnp.int32(200)))
@@ -430,7 +430,7 @@ def test_plans_share_one_draw_under_vmap_and_each_is_as_alone(kind, primitive):
 
 
 @pytest.mark.parametrize("kind", KINDS[:1])
-def test_seeds_under_vmap_get_the_noise_they_get_alone(kind):
+def test_seeds_under_vmap_get_noise_they_get_alone(kind):
     def one(key):
         link = scheduled(SCALES, key=key, rounds=ROUNDS, kind=kind)
         return link.update(zeros(), link.init(zeros()))[0]

@@ -77,7 +77,7 @@ def covariance(gradients, forgetting):
 
 @pytest.mark.x64
 @pytest.mark.parametrize(("forgetting", "dtype"), [(1.0, F32), (0.9, np.float64)])
-def test_it_is_the_dense_decomposition_where_the_rank_is_low(forgetting, dtype):
+def test_it_is_dense_decomposition_where_rank_is_low(forgetting, dtype):
     with double_precision():
         gradients, truth = stream(300, 100, 5, dtype=dtype, spectrum=[3, 2, 1, 0.5, 0.2])
         result = run(gradients, 8, forgetting=forgetting)
@@ -119,7 +119,7 @@ def test_it_is_scikit_learns_incremental_pca():
 
 
 @pytest.mark.slow
-def test_it_finds_a_space_in_noise_and_follows_one_that_turns():
+def test_it_finds_space_in_noise_and_follows_one_that_turns():
     rng = np.random.default_rng(3)
     gradients, truth = stream(400, 500, 3)
     noisy = gradients + (1e-4 * rng.normal(size=gradients.shape)).astype(F32)
@@ -160,13 +160,13 @@ def test_float32_columns_stay_orthonormal(rounds):
     assert drifts(rounds, d=40) < 1e-5  # close to k: by QR
 
 
-def test_without_the_correcting_step_columns_drift(monkeypatch):
+def test_without_correcting_step_columns_drift(monkeypatch):
     monkeypatch.setattr(sketch, "_polished", lambda rows: rows)
     assert drifts(1000) > 1e-5
 
 
 @pytest.mark.slow
-def test_the_cut_keeps_a_share_of_what_was_seen():
+def test_cut_keeps_share_of_what_was_seen():
     gradients, _ = stream(200, 100, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
     for share in (0.5, 0.8, 0.99):
         result = run(gradients, 10, share=share, forgetting=0.9)
@@ -179,7 +179,7 @@ def test_the_cut_keeps_a_share_of_what_was_seen():
     assert int(run(gradients, 6, share=1.0, probes=4).kept) == 2
 
 
-def test_a_cut_without_order_loses_energy(monkeypatch):
+def test_cut_without_order_loses_energy(monkeypatch):
     gradients, _ = stream(200, 100, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
     observed = covariance(gradients, 0.9)
     exact = sketch._rank_one
@@ -204,7 +204,7 @@ def test_a_cut_without_order_loses_energy(monkeypatch):
     assert energy(share=0.9) < 0.9
 
 
-def test_the_paper_s_lines_by_name():
+def test_paper_s_lines_by_name():
     """One round by NumPy; weights that the first round gives to invented directions."""
     rng = np.random.default_rng(0)
     gradients = rng.normal(size=(3, 30)).astype(F32)
@@ -316,7 +316,7 @@ def test_zeros_only_forget_and_what_has_no_rank_is_filled():
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e12])
-def test_the_size_of_gradients_does_not_matter(size):
+def test_size_of_gradients_does_not_matter(size):
     gradients, truth = stream(60, 100, 3)
     result = run(gradients * F32(size), 8)
     assert int(result.kept) == 3 and angle(result.basis[:, :3], truth) < 1e-3
@@ -325,7 +325,7 @@ def test_the_size_of_gradients_does_not_matter(size):
     )
 
 
-def test_a_floor_drops_directions_and_narrows_the_frame():
+def test_floor_drops_directions_and_narrows_frame():
     gradients, truth = stream(100, 100, 4, spectrum=[5, 4, 0.1, 0.1])
     options = {"share": 1.0, "floor": 3.0, "probes": 2}
     result = run(gradients, 10, **options, narrow=False)
@@ -379,7 +379,7 @@ def test_columns_stay_orthonormal_for_gradients_inside(seeds):
 
 
 @pytest.mark.slow
-def test_a_round_costs_in_proportion_to_the_dimension():
+def test_round_costs_in_proportion_to_dimension():
     def operations(d):
         state = sketch.start(d, 8, jax.random.key(0))
         step = jax.jit(sketch.update)
@@ -408,7 +408,7 @@ print(replica.state_fingerprint(state))
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_another_process_replays_the_same_bits():
+def test_another_process_replays_same_bits():
     """From the k-vectors and a seed alone, as many threads stated."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NPROC": "2"}
     command = [sys.executable, "-c", REPLAY]
@@ -424,7 +424,7 @@ def test_another_process_replays_the_same_bits():
     assert other.stdout != runs[0]
 
 
-def test_a_fingerprint_sees_every_bit():
+def test_fingerprint_sees_every_bit():
     state = sketch.start(9, 2, jax.random.key(0))
     hashed = replica.state_fingerprint(state)
     basis = np.array(state.basis)
@@ -444,6 +444,6 @@ def test_flat_trees():
             sketch.flat(invalid)
 
 
-def test_a_narrow_frame_promotes_no_ranks():
+def test_narrow_frame_promotes_no_ranks():
     with jax.numpy_rank_promotion("raise"):
         sketch.orthonormal(jnp.ones((3, 2)) + jnp.eye(3, 2))

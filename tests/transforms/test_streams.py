@@ -13,7 +13,7 @@ pytestmark = pytest.mark.parametrize("stream", [NORMAL, LAPLACE], ids=lambda val
 
 
 @pytest.mark.gate(1)
-def test_a_place_decides_a_number_and_not_the_number_of_rows(stream):
+def test_place_decides_number_and_not_number_of_rows(stream):
     np.testing.assert_array_equal(stream.sample(shape=(2, 11)), stream.sample(shape=(8, 11))[:2])
 
 
@@ -41,7 +41,7 @@ def test_what_is_vmapped_or_compiled_does_not_matter(stream):
 
 
 @pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 8])
-def test_the_number_of_devices_does_not_matter(stream, devices):
+def test_number_of_devices_does_not_matter(stream, devices):
     if len(jax.devices()) < devices:
         pytest.skip("needs more devices")
     mesh = Mesh(np.array(jax.devices()[:devices]), ("agents",))
@@ -55,7 +55,7 @@ def test_the_number_of_devices_does_not_matter(stream, devices):
 
 
 @pytest.mark.slow
-def test_numbers_follow_the_law_within_one_percent(stream):
+def test_numbers_follow_law_within_one_percent(stream):
     values = stream.sample()
     assert stream.distance(values) < 2.2  # passed by chance once in 8,000 keys
     assert stream.distance(1.01 * values) > 2.2
@@ -84,7 +84,7 @@ def test_neighbouring_places_are_independent(stream, shift):
     assert stream.dependence(same.ravel(), np.abs(other.ravel()) * np.sign(same.ravel())) > 100
 
 
-def test_keys_a_bit_apart_are_independent(stream):
+def test_keys_bit_apart_are_independent(stream):
     data = np.asarray(jax.random.key_data(key()))
     other = jax.random.wrap_key_data(jnp.asarray(data ^ np.uint32([0, 1])), impl="threefry2x32")
     assert abs(stream.dependence(stream.sample().ravel(), stream.sample(other).ravel())) < 5

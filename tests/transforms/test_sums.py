@@ -44,7 +44,7 @@ def length(tree):
 @pytest.mark.parametrize(
     ("clip_norm", "method"), [(0.5, "flat"), (5.0, "automatic"), (1e6, "flat")]
 )
-def test_sum_is_that_of_the_per_example_clipping(batch, method, clip_norm):
+def test_sum_is_that_of_per_example_clipping(batch, method, clip_norm):
     padding = jnp.arange(12) % 3 == 0
     got = jax.jit(clipping.clipped_sum(WEIGHTED, clip_norm, method=method))(*batch, padding)
     want = jax.jit(clipping.per_example(one, clip_norm, method=method))(*batch, padding)
@@ -52,7 +52,7 @@ def test_sum_is_that_of_the_per_example_clipping(batch, method, clip_norm):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * min(clip_norm, 5))
 
 
-def test_no_record_exceeds_the_clip_norm(batch):
+def test_no_record_exceeds_clip_norm(batch):
     """In float64, at clip norms that rounding would break; norms taken 1e-5 too small do."""
     params, x, y = batch
 
@@ -85,7 +85,7 @@ def test_padding_and_nan_add_exactly_zero(batch):
     assert length(fn(jax.tree.map(lambda leaf: leaf * jnp.inf, params), x, y)) == 0
 
 
-def test_zeroing_a_record_moves_a_sum_by_the_clip_norm(batch):
+def test_zeroing_record_moves_sum_by_clip_norm(batch):
     params, x, y = batch
     fn = jax.jit(clipping.clipped_sum(WEIGHTED, 0.25))
     complete = fn(params, x, y, jnp.zeros(12, bool))
@@ -240,7 +240,7 @@ def networks(draw):
 @pytest.mark.slow
 @settings(max_examples=6)
 @given(network=networks(), seed=st.integers(0, 9), per_layer=st.booleans())
-def test_no_term_is_longer_than_its_bound_whatever_the_shapes(network, seed, per_layer):
+def test_no_term_is_longer_than_its_bound_whatever_shapes(network, seed, per_layer):
     """Records whose gradients are none, not finite, huge, and plain ones that reach the bound."""
     model, shape = network
     x = jnp.asarray(np.random.default_rng(seed).normal(size=(5, *shape)), jnp.float32)
@@ -262,7 +262,7 @@ def test_no_term_is_longer_than_its_bound_whatever_the_shapes(network, seed, per
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("per_layer", [False, True])
-def test_terms_reach_the_bound(per_layer):
+def test_terms_reach_bound(per_layer):
     """The test above is of something: bounds are met to 1e-4, and broken by 2e-4."""
     for name in NETWORKS:
         labels = [50.0, 1e3, 1e5, 0.0, 1e10, math.nan]
@@ -271,7 +271,7 @@ def test_terms_reach_the_bound(per_layer):
 
 
 @pytest.mark.mutant
-def test_a_norm_that_lacks_the_biases_is_noticed(monkeypatch):
+def test_norm_that_lacks_biases_is_noticed(monkeypatch):
     """A broken twin: leaves of one axis are left out."""
     compiled.cache_clear()
     total = _numerics.square_sum
@@ -306,7 +306,7 @@ def test_routes_agree_with_padding_and_in_passes(name, per_layer, size):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
-def test_an_empty_batch_sums_to_nothing():
+def test_empty_batch_sums_to_nothing():
     params, x, gradients, plain = known("words")
     for options in ({}, {"microbatch": 2}, {"per_layer": True}):
         got = clipping.clipped_sum(gradients, 0.7, **options)(params, x[:0], jnp.zeros(0))
