@@ -62,6 +62,9 @@ def write_reference(app) -> None:
         lines = [name, "=" * len(name), "", f".. automodule:: {name}"]
         lines += [f"   :exclude-members: {', '.join(elsewhere)}"] if elsewhere else []
         pages[f"{name}.rst"] = "\n".join([*lines, ""])
+    for stale in set(folder.iterdir()) - {folder / name for name in pages}:
+        # Of a module that is gone, or public no more.
+        stale.unlink()
     for name, text in pages.items():
         page = folder / name
         if not page.exists() or page.read_text(encoding="utf-8") != text:
