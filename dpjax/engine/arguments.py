@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -76,7 +76,7 @@ def check_tasks(problem: Any, seeds: Any) -> tuple[Problems, Seeds]:
         seeds: Whole numbers.
     """
     problems = tuple(problem) if isinstance(problem, list | tuple) else (problem,)
-    if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
+    if isinstance(seeds, str | bytes) or not np.iterable(seeds):
         raise ValueError(f"seeds is {_validate.shown(seeds)}; give whole numbers, such as [0]")
     seeds = tuple(_validate.integer("seeds", seed, minimum=0, maximum=2**32 - 1) for seed in seeds)
     if not seeds or len(set(seeds)) != len(seeds):

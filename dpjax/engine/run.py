@@ -53,7 +53,7 @@ class Continuation:
             phase that was added because of released messages.
 
     Raises:
-        ValueError: For a number below 1.
+        ValueError: For a number below 1, or another planned than True or False.
 
     Example:
         >>> import dpjax as dp
@@ -69,6 +69,7 @@ class Continuation:
     def __post_init__(self) -> None:
         """Refuse the number of a first phase, whose noise would be repeated."""
         _validate.integer("number", self.number, minimum=1, maximum=2**31 - 1)
+        _validate.flag("planned", self.planned)
 
 
 def run(

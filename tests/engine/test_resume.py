@@ -374,6 +374,8 @@ def test_what_does_not_compose_is_refused_before_anything_is_sent(tmp_path, netw
         ({"phase": 10**5000}, "number is "),
         ({"seeds": "0"}, "seeds is '0'"),
         ({"seeds": 0}, "seeds is 0"),
+        ({"seeds": np.array(3)}, "seeds is .*3.*; give whole numbers"),
+        ({"phase": 1, "planned": 1.5}, "planned is 1.5; give True or False"),
         ({"seeds": [2**32]}, "seeds is 4294967296; give a whole number from 0"),
         ({"seeds": [10**5000]}, "seeds is"),
         ({"devices": True}, "devices is True"),

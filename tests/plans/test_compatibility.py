@@ -135,3 +135,9 @@ class Titled:
 def test_label_of_ones_own_is_no_other_designs(label):
     with pytest.raises(ValueError, match="label is .* for Titled, a design of your own; give a"):
         plan.make(make_config(noise=Titled(label)), COMPLETE)
+
+
+@pytest.mark.parametrize("design", ["whisper", noise.Whisper(), 3])
+def test_design_that_is_none_is_refused(design):
+    with pytest.raises(ValueError, match="design is .*; give one that dp.design or Design.load"):
+        plan.make(make_config(), COMPLETE, design=design)
