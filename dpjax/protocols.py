@@ -514,7 +514,7 @@ class MethodTerms:
             that an assumed gap between gradients says how far it moves.
         noisy_means: "own" where the optimizer is given the mean of each agent's own noisy sum, so
             that the variance of the noise in it is the plan's; "sums" where it is given means over
-            agents, and told the variance with each; None where it is given something else.
+            agents, and receives the variance with each; None where it is given something else.
         why: Why no others, with the remedy.
         unprotected: Why nobody is protected in a run without noise.
         wraps: Name of its field that holds another method, whose terms are its own.
