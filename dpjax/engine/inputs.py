@@ -54,6 +54,10 @@ class Inputs:
     memory: RunMemory
     names: tuple[str, ...] = ()
 
+    def __repr__(self) -> str:
+        # Tracebacks that show local variables print it; the batches' keys may be secret.
+        return "Inputs(...)"
+
     @classmethod
     def of(
         cls,

@@ -1,7 +1,7 @@
 """The progress of a run: its blocks and chunks, its state, and its checkpoints."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ from dpjax.engine.checkpoint import Storage
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.processes import place
 from dpjax.engine.program import Blocks, zeros
-from dpjax.engine.step import LOST, NOT_FINITE, Metrics
-from dpjax.protocols import Models, State, Tree
+from dpjax.engine.step import LOST, NOT_FINITE, Data, Metrics, Statics
+from dpjax.protocols import Arrays, Models, State, Tree
 
 __all__ = ()
 
@@ -142,6 +142,20 @@ class Meter:
         return float(self.runs * rounds / seconds)
 
 
+class _Arguments(NamedTuple):
+    """What all compiled rounds take first; shows neither keys nor records."""
+
+    statics: Statics
+    arrays: Arrays
+    data: Data
+    state: State
+    batch_keys: PRNGKeyArray
+    noise_keys: PRNGKeyArray
+
+    def __repr__(self) -> str:
+        return "_Arguments(...)"
+
+
 @dataclass(eq=False)
 class RunState:
     """The state of a run between chunks.
@@ -209,12 +223,17 @@ class RunState:
         metrics = {name: np.full(shape, np.nan) for name in data.names}
         return cls(data, schedule, state, noise_keys, metrics, sums=zeros(data.statics, state))
 
+    def __repr__(self) -> str:
+        # Tracebacks that show local variables print it.
+        return "RunState(...)"
+
     @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The first arguments of the compiled rounds, from the statics on."""
+    def arguments(self) -> "_Arguments":
+        """The first arguments of the compiled rounds."""
         data = self.inputs
-        fixed = (data.statics, data.arrays, data.data)
-        return *fixed, self.state, data.batch_keys, self.noise_keys
+        return _Arguments(
+            data.statics, data.arrays, data.data, self.state, data.batch_keys, self.noise_keys
+        )
 
     def open(self, storage: Storage) -> None:
         """Take a release's noise key, and go on from the newest checkpoint if there is one.

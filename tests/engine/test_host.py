@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import traceback
 
 import flax.linen as nn
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
-from dpjax.engine import host
+from dpjax.engine import host, keys
 from dpjax.engine.checkpoint import Checkpoint, Storage
 from dpjax.engine.keys import KeyFile
 from dpjax.learning import samplers
@@ -334,6 +335,28 @@ def test_what_transport_raises_says_how_run_goes_on(network, small, tmp_path):
     assert f"goes on from the checkpoint {tmp_path / 'c'}" in note
     # As it says.
     assert run(single, small, transport=Wire(single), **options).ended
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("driver", ["callback", "transport"])
+def test_tracebacks_with_local_variables_show_no_key_and_no_record(network, small, driver):
+    single = made(network)
+
+    def fails(*arguments):
+        raise ConnectionError("nothing was delivered")
+
+    try:
+        run(single, small, seeds=[1], **{driver: fails})
+    except ConnectionError as error:
+        shown = "".join(
+            traceback.TracebackException.from_exception(error, capture_locals=True).format()
+        )
+    assert "runs = RunState(...)" in shown and "data = Inputs(...)" in shown
+    for purpose in ("noise", "batches"):
+        words = jax.random.key_data(keys.derive(1, purpose)).tolist()
+        assert not any(str(word) in shown for word in words)
+    record = jax.tree.leaves(small.x)[0].ravel()[:3]
+    assert "overlaying" not in shown and not any(str(entry) in shown for entry in record)
 
 
 @pytest.mark.parametrize(
