@@ -4,6 +4,7 @@ import numpy as np
 import pandas
 import pytest
 
+from dpjax.models.linear import Linear
 from tests.support import load_script
 
 
@@ -35,11 +36,10 @@ def test_bytes_are_those_of_links_and_of_tree(script):
     shards = script.partition.iid(50, 5, 0)
     x = np.ones((50, 7), np.float32)
     y = np.tile([-1, 1], 25)
-    task = script.supervised(script.Linear(), "logistic", (x, y), (x, y), shards)
+    task = script.supervised(Linear(), "logistic", (x, y), (x, y), shards)
     results = {}
     for system in ("dsgd", "relays", "dome 6"):
-        trial = script.Trial("sgd", 1.0, 1.0)
-        (result,) = script.made(config, system, network, [trial], 3)
+        (result,) = script.plans(config, system, network, "sgd", 1.0, (1.0,), len(y))
         results[system] = script.sent(config, system, network, result, task)
     entries = results["relays"]["entries"]
     assert results["dsgd"] == {"entries": entries, "bytes": 4.0 * entries * 10, "hops": 1}

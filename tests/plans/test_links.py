@@ -272,7 +272,7 @@ def test_run_of_zip_dl_says_where_its_noise_is_lost():
     )
     outcome = zipped(RING)
     assert run(outcome, task, seeds=[0]).metrics["lost_noise"].max() < 1e-4
-    with pytest.warns(scheduled.LostNoiseWarning, match="from round 1 on"):
+    with pytest.warns(scheduled.LostNoiseWarning, match="From round 1 on"):
         result = run(outcome, distant, seeds=[0])
     share = result.metrics["lost_noise"].max()
     assert result.guarantees[0].lost_noise == (1, pytest.approx(share))
