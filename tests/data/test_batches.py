@@ -55,6 +55,17 @@ def test_distinctness_test_catches_independent_draws() -> None:
     assert not distinct(np.random.default_rng(0).integers(0, 9, (50, 4)))
 
 
+def test_each_record_of_stratum_is_drawn_beside_each_of_next() -> None:
+    """Draws inside half of a stratum would be uniform too, by the shift that all places share."""
+    rows = draws(np.array([800]), 8, 500)[:, 0]
+    spacings = np.diff(rows, axis=1) % 800
+    # Of two strata of 100 records, between 1 and 199 apart.
+    assert spacings.min() < 20 and spacings.max() > 180
+    halves = rows[:, :1] + 100 * np.arange(8) + np.random.default_rng(0).integers(0, 50, (500, 8))
+    spacings = np.diff(halves % 800, axis=1) % 800
+    assert spacings.min() > 40 and spacings.max() < 160
+
+
 def test_whole_batch_is_every_record() -> None:
     rows = draws(np.array([6]), 6, 20)
     assert (np.sort(rows, axis=-1) == np.arange(6)).all()

@@ -1,6 +1,7 @@
 """Masks: uniform, of every bit of the seed, cancelling; broken generators are caught."""
 
 import hashlib
+import hmac
 
 import numpy as np
 import pytest
@@ -14,6 +15,17 @@ from dpjax.secagg import primitives  # noqa: E402
 
 def key(text):
     return hashlib.sha256(str(text).encode()).digest()
+
+
+def test_derived_key_is_hkdf_of_parts_with_their_lengths():
+    # RFC 5869 by hand: one block of 32 bytes.
+    secret = key("secret")
+    session = key("session")
+    parts = (primitives.LABEL, b"mask", b"\0\0\0\1", b"other")
+    info = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    extracted = hmac.digest(session, secret, "sha256")
+    expected = hmac.digest(extracted, info + b"\1", "sha256")
+    assert primitives.derived(secret, "mask", session, *parts[2:]) == expected
 
 
 def test_stream_is_chacha20():
