@@ -1,5 +1,7 @@
-"""docs/benchmarks.md, written from the records of the suite."""
+"""docs/artifact/benchmarks.md and its data files, written from the records of the suite."""
 
+import csv
+import io
 import json
 import re
 import string
@@ -10,28 +12,66 @@ from typing import Any
 from _suite import SECTIONS, SUITE, Entry, Line
 from dpjax.results import records
 
-__all__ = ["PAGE", "RECORDS", "page"]
+__all__ = ["DATA", "PAGE", "RECORDS", "files"]
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "artifact" / "benchmarks.md"
+DATA = PAGE.parent / "data"
 RECORDS = ROOT / "benchmarks" / "records"
 
-HEAD = """# Benchmarks
+PLACE = "<!-- rows -->"
+FILES = "\n".join(
+    f"- [{name}](data/benchmarks_{name}.csv): {text}" for name, text in SECTIONS.items()
+)
+TEXT = f"""---
+nosearch: true
+---
 
-This page shows how fast dpjax is beside other programs and lower bounds, and how its cost grows
-with the problem. `scripts/bench` writes it from the records of all benchmarks.
+# Benchmarks
+
+This page says how fast dpjax is beside other programs, for reviewers and readers who choose a tool.
 
 ```bash
-scripts/bench                             # runs all benchmarks, one after the other
-scripts/bench secagg                      # runs those of one package of dpjax
-scripts/bench --quick                     # runs all at small sizes; leaves the records alone
-python benchmarks/bench_dsgd.py --help    # says what a script measures
+scripts/bench                             # all benchmarks, one after the other
+scripts/bench secagg                      # those of one package of dpjax
+scripts/bench --quick                     # all at small sizes; the records stay
+scripts/bench --page                      # this page, from the records
+python benchmarks/bench_dsgd.py --help    # what a script measures
 ```
 
-- **Times** is a ratio: how many times as long a peer takes as dpjax, or dpjax as a floor or limit.
-- Times and rates are medians unless a script says otherwise. Compilation is excluded. Programs that
-  are compared alternate within one run.
-- The sizes suit two cores and twenty minutes. The scripts have options for larger ones.
+## Times of other programs
+
+The table says how many times as long a program takes as dpjax, over all measured sizes. Below 1,
+dpjax is slower.
+
+{PLACE}
+
+Every size, with the number of its machine:
+
+```{{csv-table}}
+:file: data/benchmarks_peers.csv
+:header-rows: 1
+```
+
+## How it is measured
+
+- Programs that are compared alternate within one run. Compilation is excluded.
+- Times and rates are medians unless a script says otherwise.
+- Clipped gradients: the fastest length of a pass counts, for each program.
+- Runs side by side count each. PyTorch's loop has one run.
+
+## What it cannot show
+
+- Sizes suit two cores and twenty minutes. The scripts have options for larger ones.
+- GPUs have lines for clipped gradients and the design of noise alone.
+- Flower's simulation asks for answers every tenth of a second, which bounds its rate for small
+  models.
+
+## Data
+
+{FILES}
+- [machines](data/benchmarks_machines.csv): hardware and versions
+- [records](data/benchmarks_records.csv): commands
 """
 
 
@@ -72,18 +112,18 @@ def _fits(row: dict[str, Any], where: dict[str, Any]) -> bool:
     )
 
 
-def _times(line: Line, row: dict[str, Any]) -> str:
-    """The ratio's cell."""
+def _times(line: Line, row: dict[str, Any]) -> float | None:
+    """The ratio, of a line that has one."""
     if not line.times:
-        return ""
+        return None
     kind, _, column = line.times.rpartition(" ")
     ratio = row[column]
     if kind:
         ratio = row["base"][column] / ratio if kind == "rate" else ratio / row["base"][column]
-    return _short(ratio)
+    return float(ratio)
 
 
-def _cells(line: Line, rows: list[dict[str, Any]]) -> Iterator[list[str]]:
+def _cells(line: Line, rows: list[dict[str, Any]]) -> Iterator[list[Any]]:
     """What, ours, other and times of each row that fits, and that holds what the line shows."""
     display = _Formatter()
     for row in rows:
@@ -130,37 +170,58 @@ def _versions(about: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in listed.items() if value)
 
 
-def page() -> str:
-    """The text of the page."""
-    cells: dict[str, list[str]] = {section: [] for section in SECTIONS}
-    sources = []
+def _title(line: Line, what: str, other: str) -> tuple[str, str]:
+    """What the page calls a line and its peer."""
+    return line.title or what.partition(",")[0], other.rpartition(": ")[0]
+
+
+def _ends(ratios: list[float]) -> str:
+    """The least and the largest of ratios."""
+    return " to ".join(dict.fromkeys(map(_short, (min(ratios), max(ratios)))))
+
+
+def _read() -> tuple[dict[str, list[Any]], dict[tuple[str, str], list[float]], list[str]]:
+    """Lines of the data files by name, ratios of peers by title, and entries without a record."""
+    lines: dict[str, list[Any]] = {
+        section: [("package", "what", "machine", "dpjax", "compared with", "times")]
+        for section in SECTIONS
+    }
+    lines["records"] = [("record", "command", "machine")]
+    machines = dict[str, int]()
+    ratios: dict[tuple[str, str], list[float]] = {}
     missing = []
-    places = dict[str, int]()
     for entry in SUITE:
         stored = _stored(entry, RECORDS)
         missing += [] if stored else [f"`{entry.name}`"]
         for path in stored:
             about = records.read_metadata(path)
             where = f"{_machine(about)}; {_versions(about)}"
-            number = places.setdefault(where, len(places) + 1)
+            number = machines.setdefault(where, len(machines) + 1)
             rows = _rows(path)
             for line in entry.lines:
-                for kind, *others in _cells(line, rows):
-                    row = entry.package, f"{kind} ({number})" if number > 1 else kind, *others
-                    cells[line.section].append("| `{}` | {} | {} | {} | {} |".format(*row))
+                for what, ours, other, ratio in _cells(line, rows):
+                    times = "" if ratio is None else _short(ratio)
+                    row = (entry.package, what.replace("`", ""), number, ours, other, times)
+                    lines[line.section].append(row)
+                    if line.section == "peers":
+                        ratios.setdefault(_title(line, what, other), []).append(ratio)
             command = about["command"].partition(" --output")[0]
-            sources.append(f"| `{path.name}` | `{command}` | {number} |")
-    listed = (f"{number}. {where}" for where, number in places.items())
-    parts = [
-        HEAD,
-        "Machines and versions. Lines without a number in brackets are of machine 1:\n",
-        *listed,
-    ]
-    for section, title in SECTIONS.items():
-        parts += [f"\n## {section.capitalize()}\n", title + "\n"]
-        parts += ["| package | what | dpjax | compared with | times |"]
-        parts += ["| --- | --- | --- | --- | --- |", *cells[section]]
-    parts += ["\n## Records\n", "| record | command | machine |", "| --- | --- | --- |", *sources]
+            lines["records"].append((path.name, command, number))
+    lines["machines"] = [("machine", "hardware", "versions")]
+    lines["machines"] += [(number, *where.split("; ")) for where, number in machines.items()]
+    return lines, ratios, missing
+
+
+def files() -> dict[Path, str]:
+    """The page and its data files, by path."""
+    lines, ratios, missing = _read()
+    shown = ["| what | program | times |", "| --- | --- | --- |"]
+    shown += [f"| {what} | {peer} | {_ends(each)} |" for (what, peer), each in ratios.items()]
     if missing:
-        parts.append(f"\nWithout a record: {', '.join(missing)}.")
-    return "\n".join(parts) + "\n"
+        shown.append(f"\nWithout a record: {', '.join(missing)}.")
+    results = {PAGE: TEXT.replace(PLACE, "\n".join(shown))}
+    for name, rows in lines.items():
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        results[DATA / f"benchmarks_{name}.csv"] = text.getvalue()
+    return results

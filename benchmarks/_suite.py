@@ -1,8 +1,8 @@
 """Which benchmarks there are, at which sizes they run, and which lines of the page they make.
 
 `SUITE` has an entry a record. A line of the page is a template that every row of the record fills
-in which has the entries of ``where``. Where dpjax and its peer, or dpjax and its floor, have rows
-of their own, ``base`` picks the other row, the one that has the same ``by``. Templates see it as
+in which has the entries of ``where``. Where dpjax and what it is compared with have rows of their
+own, ``base`` picks the other row, the one that has the same ``by``. Templates see it as
 ``base``.
 """
 
@@ -12,11 +12,12 @@ from typing import Any
 __all__ = ["SECTIONS", "SUITE", "Entry", "Line"]
 
 SECTIONS = {
-    "peers": "Other programs that do the same work. They alternate with dpjax within one run.",
-    "floors": "The least that a computation needs. It is measured alone, in the same run.",
-    "limits": "What the machine can do.",
-    "growth": "How time grows with one size at a time.",
+    "peers": "other programs that do the same work",
+    "bounds": "lower bounds and other references, measured alone in the same run",
+    "limits": "what the machine can do",
+    "growth": "cost by agents, parameters, rounds and batch",
 }
+"""Data files of the page, and what dpjax is compared with in each."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Line:
         where: Entries of the rows meant; a tuple lists several values.
         base: Entries of the other row.
         by: Columns that both rows share.
+        title: What the page calls all rows of it together; what stands before the first comma of
+            ``what`` by default. The page shows peers alone.
     """
 
     section: str
@@ -43,6 +46,7 @@ class Line:
     where: dict[str, Any] = dataclasses.field(default_factory=dict)
     base: dict[str, Any] = dataclasses.field(default_factory=dict)
     by: tuple[str, ...] = ()
+    title: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +106,7 @@ SUITE = (
             Line("limits", f"a round of {_SHARED}", "{seconds:time}",
                  "reads, writes and products: {limit:time}", "times_limit",
                  {"axis": ("agents", "parameters")}),
-            Line("floors", f"a round of {_SHARED}", "{seconds:time}",
+            Line("bounds", f"a round of {_SHARED}", "{seconds:time}",
                  "reads, writes, products, and normals: {normals:time}", "times_floor",
                  {"axis": ("agents", "batch")}),
         ),
@@ -114,8 +118,9 @@ SUITE = (
         "--cases \"a9a record\"",
         (
             Line("peers", _TRAINING, _ROUNDS, f"PyTorch, a loop over agents: {_BASE_ROUNDS}",
-                 "times_torch", {"algorithm": "dpjax"}, {"algorithm": "torch"}, ("case",)),
-            Line("floors", _TRAINING, "{milliseconds:ms} a round",
+                 "times_torch", {"algorithm": "dpjax"}, {"algorithm": "torch"}, ("case",),
+                 "D-SGD on a9a"),
+            Line("bounds", _TRAINING, "{milliseconds:ms} a round",
                  "its draws, products and gradients: {floor_milliseconds:ms}", "times_floor",
                  {"algorithm": "dpjax"}),
         ),
@@ -142,9 +147,9 @@ SUITE = (
         "estimate", "engine", "bench_estimate", "--cases agents network over_rounds --repeats 1",
         "--cases records --repeats 1",
         (
-            Line("floors", "`dp.estimate`, memory of a run: {case}", "{estimated_mib:.0f} MiB",
+            Line("bounds", "`dp.estimate`, memory of a run: {case}", "{estimated_mib:.0f} MiB",
                  "the run: {memory_mib:.0f} MiB", "memory_ratio"),
-            Line("floors", "`dp.estimate`, time of a run: {case}", "{estimated_seconds:time}",
+            Line("bounds", "`dp.estimate`, time of a run: {case}", "{estimated_seconds:time}",
                  "the run: {seconds:time}", "seconds_ratio"),
         ),
     ),
@@ -156,8 +161,9 @@ SUITE = (
                  "{base[examples_per_second]:rate}", "{algorithm}: {examples_per_second:rate}",
                  "rate examples_per_second",
                  {"algorithm": ("jax_privacy", "opacus"), "fastest": True},
-                 {"algorithm": "dpjax", "fastest": True}, ("model", "batch_size")),
-            Line("floors", "clipped gradients of {model}, batch {batch_size}",
+                 {"algorithm": "dpjax", "fastest": True}, ("model", "batch_size"),
+                 "clipped gradients"),
+            Line("bounds", "clipped gradients of {model}, batch {batch_size}",
                  "{examples_per_second:rate}",
                  "the gradient without clipping: {base[examples_per_second]:rate}", "times_plain",
                  {"algorithm": "dpjax", "fastest": True}, {"times_plain": 1.0},
@@ -169,7 +175,7 @@ SUITE = (
         "clipping", "transforms", "bench_clipping", "--sizes 1000 10000 100000 --repeats 3",
         "--sizes 1000 10000 --repeats 1",
         (
-            Line("floors", "clipping of a loss of one's own, {parameters:,} parameters",
+            Line("bounds", "clipping of a loss of one's own, {parameters:,} parameters",
                  "{milliseconds:ms}", "the best number of records at once", "times_best",
                  {"algorithm": "default"}),
         ),
@@ -179,7 +185,7 @@ SUITE = (
         "noise", "transforms", "bench_noise", "--seeds 1 --rounds 100 --repeats 7",
         "--agents 32 --entries 200 --rounds 100 --seeds 1 --repeats 1",
         (
-            Line("floors", "noise alone, {agents} agents of {entries}, over rounds: {algorithm}",
+            Line("bounds", "noise alone, {agents} agents of {entries}, over rounds: {algorithm}",
                  "{milliseconds:ms} a round", "normals and products on their own",
                  "times_tight_floor"),
         ),
@@ -192,7 +198,7 @@ SUITE = (
             Line("peers", "update of a sketch, d = {dimension:,}, k = {k}",
                  "{base[seconds]:time}", "{algorithm}: {seconds:time}", "times_update",
                  {"algorithm": ("svd", "incremental_pca", "incremental_pca by k")},
-                 {"algorithm": "update"}, ("dimension", "k")),
+                 {"algorithm": "update"}, ("dimension", "k"), "sketch"),
         ),
     ),
     Entry(
@@ -201,7 +207,7 @@ SUITE = (
         (
             Line("peers", "noise over agents, n = {n}", "{seconds:time}",
                  "cvxpy and Clarabel: {clarabel_seconds:time}", "ratio", {"algorithm": "versus"}),
-            Line("floors", "noise over agents, n = {n}", "{seconds:time}",
+            Line("bounds", "noise over agents, n = {n}", "{seconds:time}",
                  "as many bare decompositions: {floor_seconds:time}", "times_floor",
                  {"algorithm": "alone"}),
         ),
@@ -224,7 +230,7 @@ SUITE = (
         (
             Line("peers", "noise over {rounds:,} rounds", "{seconds:time}",
                  "jax_privacy, dense search: {jax_privacy_seconds:time}", "ratio",
-                 {"algorithm": "versus"}),
+                 {"algorithm": "versus"}, title="noise over rounds"),
             Line("growth", "workload over rounds, n = {n:,}, T = {rounds:,}, {mixing}",
                  "{seconds:time}", "{peak_bytes:bytes} at most", where={"algorithm": "gram"}),
             Line("growth", "noise over rounds, T = {rounds:,}, k = {epochs}",
@@ -252,10 +258,14 @@ SUITE = (
     _tracking(
         "estimator", "--pairs 5 --trials 500 2000 --repeats 3",
         "--pairs 2 --trials 200 --repeats 1",
-        Line("peers", "mutual information, {trials:,} trials, y of {coordinates}",
-             "{base[seconds]:time}", "{algorithm}: {seconds:time}", "times_tree",
-             {"algorithm": ("scikit_learn", "plain")}, {"algorithm": "tree"},
-             ("trials", "coordinates")),
+        *(
+            Line("peers", "mutual information, {trials:,} trials, y of {coordinates}",
+                 "{base[seconds]:time}", f"{name}: {{seconds:time}}", "times_tree",
+                 {"algorithm": algorithm}, {"algorithm": "tree"}, ("trials", "coordinates"))
+            for algorithm, name in (
+                ("scikit_learn", "scikit-learn"), ("plain", "a k-d tree, trial by trial"),
+            )
+        ),
     ),
     _tracking(
         "runs", "--run-trials 300 --repeats 2",
@@ -278,16 +288,16 @@ SUITE = (
                  f"{{base[{side}_seconds]:time}}",
                  f"Flower {{version}}, SecAgg+: {{{side}_seconds:time}}",
                  f"time {side}_seconds", {"source": "flower"},
-                 {"source": "dpjax"}, ("clients", "length"))
+                 {"source": "dpjax"}, ("clients", "length"), f"secure sum: {side}")
             for side in ("client", "server")
         ),
-        Line("floors", "secure sum, {clients} clients of {length:,}, {adversary}: client",
+        Line("bounds", "secure sum, {clients} clients of {length:,}, {adversary}: client",
              "{client_seconds:time}", "ChaCha20 bytes of its masks: {client_floor:time}",
              "client_times_floor", {"source": "dpjax"}),
     ),
     _secagg(
         "secagg_jit", "jit", "--jit-clients 100 1000 4000", "--jit-clients 100 --repeats 1",
-        Line("floors", "masks in jit, {clients:,} clients of {length:,}", "{mask_seconds:time}",
+        Line("bounds", "masks in jit, {clients:,} clients of {length:,}", "{mask_seconds:time}",
              "as many words of jax.random.bits: {bits_seconds:time}", "mask_times_bits"),
     ),
     _secagg(
@@ -302,8 +312,9 @@ SUITE = (
         (
             Line("peers", "discrete Gaussians of variance {variance:,}", "{base[per_second]:rate}",
                  "OpenDP: {per_second:rate}", "rate per_second",
-                 {"what": "draws", "source": "opendp"}, {"source": "threefry"}, ("variance",)),
-            Line("floors", "discrete Gaussians of variance {variance:,}", "{per_second:rate}",
+                 {"what": "draws", "source": "opendp"}, {"source": "threefry"}, ("variance",),
+                 "discrete Gaussians"),
+            Line("bounds", "discrete Gaussians of variance {variance:,}", "{per_second:rate}",
                  "float32 normals: {base[per_second]:rate}", "rate per_second",
                  {"what": "draws", "source": "threefry"}, {"source": "normals"}, ("variance",)),
         ),
@@ -315,7 +326,7 @@ SUITE = (
             Line("peers", "encrypted exchange of one entry, {key_size} bits",
                  "{base[milliseconds]:ms}", "phe: {milliseconds:ms}", "time milliseconds",
                  {"algorithm": "phe"}, {"algorithm": "within"}, ("key_size",)),
-            Line("floors", "encrypted exchange of one entry, {key_size} bits, {algorithm}",
+            Line("bounds", "encrypted exchange of one entry, {key_size} bits, {algorithm}",
                  "{milliseconds:ms}", "one r^n mod n^2: {power_milliseconds:ms}", "times_power",
                  {"algorithm": ("ahead", "within")}),
         ),

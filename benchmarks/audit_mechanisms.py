@@ -15,12 +15,15 @@ that were recorded. ``stated`` is the plan's.
 ``--quick`` takes every method with every noise design, every design with every attacker, and every
 sampler with every relation, once each. Else every relation is tried with its natural sampler, and
 with every sampler for D-SGD and `Federated` against outsiders and aggregators; ``--all`` tries
-every sampler with every method.
+every sampler with every method. ``--page`` measures nothing: it writes docs/artifact/audit.md, its
+data files and its figure from the record.
 """
 
 import copy
+import csv
 import dataclasses
 import functools
+import io
 import itertools
 import math
 import os
@@ -67,20 +70,24 @@ from dpjax.plans import (
     sums,
 )
 from dpjax.protocols import Draw, Privatizer
-from dpjax.results import records
+from dpjax.results import plots, records
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as transforms_noise
 from dpjax.transforms import variates
 
 AGENTS = 4
 ROUNDS = 4
+EPSILON = 8.0
 DELTA = 1e-5
 NETWORK = mixing.metropolis_hastings(graphs.path(AGENTS))
 COALITION = (0, 3)
 LONG = 3.0
 """Gradients are so much longer than the clip norm, which is 1."""
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "audit.md"
+PAGE = ROOT / "docs" / "artifact" / "audit.md"
+DATA = PAGE.parent / "data"
+"""Tables of the page, a file each."""
+FIGURE = ROOT / "docs" / "figures" / "audit.svg"
 RECORD = ROOT / "benchmarks" / "records" / "audit.jsonl.gz"
 WORST = 1.02
 """Measured over stated above this, its interval included, is a finding."""
@@ -192,7 +199,7 @@ def planned(cell: Cell) -> tuple[Any, str]:
             config = plan.Config(
                 method=method, noise=part, sampler=sampler, rounds=ROUNDS,
                 optimizer=optimizers.Sgd(0.5),
-                budget=protect.Budget(8.0, 0.0 if row.loss == "pure" else DELTA, accountant),  # type: ignore
+                budget=protect.Budget(EPSILON, 0.0 if row.loss == "pure" else DELTA, accountant),  # type: ignore
                 protect=protect.Protect(
                     cell.relation, 1.0, attacker=cell.attacker, gradients=cell.gradients,  # type: ignore
                     nodes=COALITION if cell.attacker == "coalition" else None,
@@ -863,40 +870,68 @@ def row(
     return options
 
 
-# The page.
+# The page, its data files and its figure.
 
 
-def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Tables of docs/audit.md by name, from the rows of a record."""
-    audits = [item for item in rows if item["what"] == "audit"]
-    refused = [value for value in rows if value["what"] == "refused"]
+SHOWN = (
+    "noise is 0.8 of what it should be",
+    "the factor 2 of replacement is left out",
+    "all agents have one key",
+    "a record is drawn twice",
+    "clipped in L2, not in L1",
+)
+"""Faults that the page itself shows."""
+COLOURS = ("#0072B2", "#D55E00")
+"""Of the code and of its broken copies: Okabe and Ito's, which colour-blind readers tell apart."""
+_INFINITE = 400.0
+
+
+def tables(rows: list[dict[str, Any]]) -> dict[str, list[tuple[Any, ...]]]:
+    """Headers and lines of the data files by name, from the rows of a record."""
+    audits = _of(rows, "audit")
+    refused = _of(rows, "refused")
+    parts = ("method", "noise", "attacker", "gradients")
+    ratios = ("least measured / stated", "largest", "its 95 % interval from", "to")
     return {
-        "losses": _table(
-            ("method", "noise", "attacker", "cells", "stated", "measured / stated", "faults found"),
-            [
-                (*key, len(group), _stated(group), _range(group), _flags(group))
-                for key, group in _grouped(audits, lambda e: (e["method"], e["noise"], _who(e)))
-            ],
-        ),
-        "samplers": _table(
-            ("sampler", "relation", "cells", "measured / stated", "faults found"),
-            [
-                (*key, len(group), _range(group), _flags(group))
-                for key, group in _grouped(audits, lambda e: (e["sampler"], e["relation"]))
-            ],
-        ),
-        "faults": _table(
-            ("row", "fault", "measured / stated"),
-            [
-                (name, group[0]["fault"], _range(group, "broken_ratio"))
-                for (name,), group in _grouped(audits, lambda e: (e["fault_of"] or "all rows",))
-            ],
-        ),
-        "refused": _table(("attacker", "refused noise designs", "of methods"), _refusals(refused)),
-        "reasons": "\n".join(
-            f"- {', '.join(names)}: {why}." for why, names in _reasons(refused).items()
-        ),
+        "audit": [
+            (*parts, "combinations", "stated", *ratios, "faults found"),
+            *(
+                (*map(_title, key), len(group), _stated(group), *_range(group), _flags(group))
+                for key, group in _grouped(audits, *parts)
+            ),
+        ],
+        "audit_samplers": [
+            ("sampler", "relation", "combinations", *ratios, "faults found"),
+            *(
+                (*key, len(group), *_range(group), _flags(group))
+                for key, group in _grouped(audits, "sampler", "relation")
+            ),
+        ],
+        "audit_faults": [
+            ("part", "fault", "combinations", "measured / stated"),
+            *(
+                (_title(name) or "all", fault, len(group), _broken(group))
+                for (name, fault), group in _grouped(audits, "fault_of", "fault")
+            ),
+        ],
+        "audit_refused": [
+            ("attacker (* with gradients='view')", "refused noise", "of methods"),
+            *_refusals(refused),
+        ],
+        "audit_reasons": [
+            ("part", "reason of the plan"),
+            *(("; ".join(map(_title, names)), why) for why, names in _reasons(refused).items()),
+        ],
     }
+
+
+def _of(rows: list[dict[str, Any]], what: str) -> list[dict[str, Any]]:
+    return [item for item in rows if item["what"] == what]
+
+
+def _title(name: str) -> str:
+    """A design's name in tables; other parts are known by their class."""
+    return noise.DESIGNS[name].look.label if name in noise.DESIGNS else name
 
 
 def _refusals(refused: list[dict[str, Any]]) -> list[tuple[str, ...]]:
@@ -907,22 +942,17 @@ def _refusals(refused: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         never = {e["noise"] for e in mine if e["attacker"] == EVERY}
         others = set(rows("noises")) - never
         by_design: dict[str, list[str]] = {}
-        for who, group in _grouped(mine, _who):
+        for (attacker, gradients), group in _grouped(mine, "attacker", "gradients"):
             designs = {e["noise"] for e in group}
-            if who != EVERY and designs == others:
+            if attacker != EVERY and designs == others:
                 reported = "all others"
             else:
                 reported = _names(designs)
+            who = attacker + ("*" if gradients == "view" else "")
             by_design.setdefault(reported, []).append(who)
         for designs_, attackers in by_design.items():
             lines.setdefault((", ".join(attackers), designs_), []).append(name)
-    return [
-        (*key, ", ".join(few)) for key, methods in lines.items() for few in _batched(methods, 3)
-    ]
-
-
-def _batched(names: list[str], number: int) -> list[list[str]]:
-    return [names[start : start + number] for start in range(0, len(names), number)]
+    return [(*key, ", ".join(methods)) for key, methods in lines.items()]
 
 
 def _reasons(refused: list[dict[str, Any]]) -> dict[str, list[str]]:
@@ -948,23 +978,96 @@ def _reasons(refused: list[dict[str, Any]]) -> dict[str, list[str]]:
     return results
 
 
-def filled(page: str, stored: list[dict[str, Any]], command: str) -> str:
-    """A page with what belongs between its marks: the tables of a record, and its command."""
-    for name, text in {**tables(stored), "command": f"    {command}"}.items():
+def marked(rows: list[dict[str, Any]], command: str) -> dict[str, str]:
+    """What the page has between its marks, by their names."""
+    audits = _of(rows, "audit")
+    minimum, maximum, low, high = _range(audits)
+    by_fault = {fault: group for (fault,), group in _grouped(audits, "fault")}
+    return {
+        "summary": _markdown(
+            ("combinations", "measured / stated", "95 % interval of the largest", "faults found"),
+            [(len(audits), f"{minimum} to {maximum}", f"{low} to {high}", _flags(audits))],
+        ),
+        "faults": _markdown(
+            ("fault", "measured / stated"),
+            [(fault, _broken(by_fault[fault])) for fault in SHOWN],
+        ),
+        "command": "```bash\n" + command.replace(" --output", " \\\n    --output") + "\n```",
+    }
+
+
+def files(stored: list[dict[str, Any]], command: str, page: str) -> dict[Path, str]:
+    """The page with what belongs between its marks, and its data files, by path."""
+    for name, text in marked(stored, command).items():
         head, mark, rest = page.partition(f"<!-- {name} -->\n")
         assert mark, f"the page has no mark {name}"
         page = f"{head}{mark}\n{text}\n\n{''.join(rest.partition('<!-- end -->')[1:])}"
-    return page
+    results = {PAGE: page}
+    for name, lines in tables(stored).items():
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        results[DATA / f"{name}.csv"] = text.getvalue()
+    return results
 
 
-def _who(entries: dict[str, Any]) -> str:
-    return entries["attacker"] + ("*" if entries["gradients"] == "view" else "")
+def points(rows: list[dict[str, Any]]) -> dict[tuple[str, bool], list[float]]:
+    """Measured epsilons by noise design, of the code and (True) of its broken copies.
+
+    They are at the plans' delta. Those that differ by less than a hundredth are one.
+    """
+    results: dict[tuple[str, bool], set[float]] = {}
+    for item in _of(rows, "audit"):
+        for fault, name in ((False, "ratio"), (True, "broken_ratio")):
+            loss = item["stated"] * item[name]
+            if loss >= item["stated"] * 1e9:
+                measured = math.inf
+            elif item["unit"] == "epsilon":
+                measured = loss
+            else:
+                measured = float(gdp.epsilon(loss, DELTA))
+            results.setdefault((item["noise"], fault), set()).add(round(measured, 2))
+    return {key: sorted(values) for key, values in results.items()}
 
 
-def _grouped(rows: Any, key: Any) -> Any:
+def figure(rows: list[dict[str, Any]]) -> Any:
+    """Measured epsilon of every combination and of its broken copy, a line a design."""
+    measured = points(rows)
+    names = list(dict.fromkeys(name for name, _ in measured))
+    sheet, (ax,) = plots.figure()
+    sheet.set_size_inches(6.4, 5.0)
+    with plots.style():
+        for fault, marker, offset, label in (
+            (False, "o", -0.17, "the code"),
+            (True, "x", 0.17, "a copy with a fault"),
+        ):
+            places = [
+                (min(epsilon, _INFINITE), line + offset)
+                for line, name in enumerate(names)
+                for epsilon in measured[name, fault]
+            ]
+            ax.plot(*zip(*places, strict=True), marker, color=COLOURS[fault], label=label,
+                    markersize=3.5, markerfacecolor="none", markeredgewidth=0.9)  # fmt: skip
+        ax.axvline(EPSILON, color="#333333", linestyle=":", linewidth=1.1, label="stated")
+        ax.set_xscale("log")
+        ticks = [4, 8, 16, 32, 64, 128]
+        ax.set_xticks([*ticks, _INFINITE], [*map(str, ticks), "infinite"])
+        ax.set_xticks([], minor=True)
+        ax.set_yticks(range(len(names)), [_title(name) for name in names])
+        ax.set_ylim(len(names) - 0.5, -0.5)
+        ax.set_xlabel("measured epsilon")
+    count = len(_of(rows, "audit"))
+    plots.finish(sheet, note=(
+        f"{count} combinations of method, noise, sampler, attacker and relation, each with a copy "
+        f"that has a fault. Stated epsilon {EPSILON:g}, delta 1e-5 (Laplace noise: 0). "
+        "Marks of a line that coincide are drawn once."
+    ))  # fmt: skip
+    return sheet
+
+
+def _grouped(rows: list[dict[str, Any]], *columns: str) -> Any:
     results: dict[Any, list[Any]] = {}
     for item in rows:
-        results.setdefault(key(item), []).append(item)
+        results.setdefault(tuple(item[column] for column in columns), []).append(item)
     return results.items()
 
 
@@ -973,15 +1076,19 @@ def _stated(group: list[dict[str, Any]]) -> str:
     return f"{unit} {group[0]['stated']:.2f}"
 
 
-def _range(group: list[dict[str, Any]], name: str = "ratio") -> str:
-    if name == "broken_ratio":
-        finite = [item[name] for item in group if item[name] < 1e9]
-        words = ["infinite"] if len(finite) < len(group) else []
-        return ", ".join([*([f"{min(finite):.2f} or more"] if finite else []), *words])
+def _range(group: list[dict[str, Any]]) -> tuple[str, ...]:
+    """The least ratio, the largest, and the interval of the largest."""
     maximum = max(group, key=lambda value: value["ratio"])
-    inside = f"{maximum['ratio']:.3f} ({maximum['low']:.3f} to {maximum['high']:.3f})"
-    minimum = min(case["ratio"] for case in group)
-    return inside if len(group) == 1 else f"{minimum:.3f} to {inside}"
+    numbers = [min(case["ratio"] for case in group)]
+    numbers += [maximum[name] for name in ("ratio", "low", "high")]
+    return tuple(f"{number:.3f}" for number in numbers)
+
+
+def _broken(group: list[dict[str, Any]]) -> str:
+    """What was measured of broken copies, over what is stated."""
+    finite = [item["broken_ratio"] for item in group if item["broken_ratio"] < 1e9]
+    words = ["infinite"] if len(finite) < len(group) else []
+    return ", ".join([*([f"{min(finite):.2f} or more"] if finite else []), *words])
 
 
 def _flags(group: list[dict[str, Any]]) -> str:
@@ -989,16 +1096,18 @@ def _flags(group: list[dict[str, Any]]) -> str:
 
 
 def _names(value: Any) -> str:
-    names = sorted(set(value))
-    entries = set(rows("noises"))
+    names = set(value)
+    entries = rows("noises")
     if len(names) == len(entries):
         return "all"
+    few = [name for name in entries if name in names]
     if len(names) > len(entries) / 2:
-        return f"all but {', '.join(sorted(entries - set(names)))}"
-    return ", ".join(names)
+        left = [_title(name) for name in entries if name not in names]
+        return f"all but {'; '.join(left)}"
+    return "; ".join(map(_title, few))
 
 
-def _table(header: tuple[str, ...], lines: list[tuple[Any, ...]]) -> str:
+def _markdown(header: tuple[str, ...], lines: list[tuple[Any, ...]]) -> str:
     entries = [header, ["---"] * len(header), *lines]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in entries)
 
@@ -1017,14 +1126,15 @@ def main(argv: list[str] | None = None) -> int:
     bench.parser.add_argument("--quick", action="store_true", help="fewer cells and seeds")
     bench.parser.add_argument("--seeds", type=int, help="runs of a cell")
     bench.parser.add_argument("--all", action="store_true", help="every sampler with every method")
-    bench.parser.add_argument("--page", action="store_true", help="write docs/audit.md's tables")
+    bench.parser.add_argument("--page", action="store_true", help="write the page, data and figure")
     options = bench.parse(argv)
     if options.page:
         about = records.read_metadata(RECORD)
         stored = records.read(RECORD).to_dict("records")
-        text = filled(PAGE.read_text(encoding="utf-8"), stored, about["command"])
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
+        page = PAGE.read_text(encoding="utf-8")
+        for path, text in files(stored, about["command"], page).items():
+            path.write_text(text, encoding="utf-8")
+        return int(plots.save(figure(stored), FIGURE) != FIGURE)
     seeds = options.seeds or (4_096 if options.quick else 10_000)
     if options.quick:
         _compile_fast()

@@ -5,7 +5,12 @@ import inspect
 import pkgutil
 import re
 import sys
+import tomllib
 from pathlib import Path
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.domains.python import PyObject
 
 import dpjax
 
@@ -14,7 +19,7 @@ sys.modules["dp"] = dpjax  # The top level has the names that users write.
 project, author, copyright = "dpjax", "the dpjax authors", "the dpjax authors, Apache-2.0"
 release = version = dpjax.__version__
 extensions = ["myst_nb", "sphinx_copybutton"]
-extensions += [f"sphinx.ext.{name}" for name in ("autodoc", "napoleon", "mathjax")]
+extensions += [f"sphinx.ext.{name}" for name in ("autodoc", "napoleon", "mathjax", "viewcode")]
 exclude_patterns = ["records", "**.ipynb_checkpoints"]
 html_theme, html_title = "sphinx_book_theme", f"dpjax {release}"
 html_theme_options = {
@@ -26,6 +31,10 @@ html_theme_options = {
 }
 html_css_files, html_static_path = ["dpjax.css"], ["_static"]
 html_copy_source = False
+# Pages that guide come before those of reference and evidence.
+html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
+# Prompts and printed lines stay where they are.
+copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True
 
 # Tutorials are committed as they ran; scripts/test --all runs them again.
 nb_execution_mode = "off"
@@ -33,9 +42,34 @@ myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 
 default_role = "py:obj"
-autodoc_member_order, autodoc_typehints = "groupwise", "none"
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_member_order, autodoc_default_options = "groupwise", {"members": True}
+autodoc_typehints, autodoc_typehints_description_target = "description", "documented"
+autodoc_typehints_format, python_use_unqualified_type_names = "short", True
 napoleon_numpy_docstring, napoleon_use_ivar, napoleon_attr_annotations = False, True, False
+for field in PyObject.doc_field_types:
+    if field.name == "variable":
+        field.label = "Attributes"
+
+KINDS = {
+    "Use": (
+        "accounting.guarantee", "algorithms.methods", "commands", "data", "engine.estimate",
+        "engine.round", "engine.run", "learning", "models", "plans.noise", "plans.optimizers",
+        "plans.plan", "plans.protect", "plans.samplers", "plans.scheduled", "plans.sums", "results",
+        "topology",
+    ),
+    "Extend": (
+        "accounting", "algorithms", "engine.host", "plans", "protocols", "secagg", "transforms",
+    ),
+    "Internals": ("encoding", "engine", "mechanism"),
+    "Contrib": ("contrib",),
+}  # fmt: skip
+"""What modules are for; of two names of a module the longer counts."""
+PURPOSES = {
+    "Use": "From data to figures.",
+    "Extend": "What a part of your own inherits, calls or is compared with.",
+    "Internals": "What the package itself is built on.",
+    "Contrib": "Mathematics and domain code of the experiments, without a promise of stability.",
+}
 
 
 def public() -> list[str]:
@@ -79,19 +113,28 @@ def home(value, name: str) -> str | None:
     return "dp" if getattr(dpjax, own, None) is value else None
 
 
+def kind(name: str) -> str:
+    """What a module is for."""
+    prefixes = [(len(prefix), title) for title, parts in KINDS.items() for prefix in parts
+                if f"{name}.".startswith(f"dpjax.{prefix}.")]  # fmt: skip
+    return max(prefixes)[1]
+
+
 def index(names: list[str]) -> str:
-    """The list of modules."""
-    lines = [
-        "# Reference",
-        "",
-        "Every public name, by module; [the top level](top.md) has those of `dp`.",
-        "",
-    ]
-    lines += ["| module | what it holds |", "| --- | --- |"]
-    for name in names:
-        said = inspect.getdoc(importlib.import_module(name)).splitlines()[0].replace("|", "\\|")
-        lines.append(f"| [{name}]({name}.rst) | {said} |")
-    return "\n".join([*lines, "", "```{toctree}", ":hidden:", "", "top", *names, "```", ""])
+    """The list of modules, by what they are for."""
+    lines = ["# Reference", ""]
+    lines += ["Every public name, by module. [The top level](top.md) has those of `dp`.", ""]
+    order = ["top"]
+    for title, purpose in PURPOSES.items():
+        lines += [f"## {title}", "", purpose, "", "| module | what it holds |", "| --- | --- |"]
+        for name in names:
+            if kind(name) == title:
+                order.append(name)
+                doc = inspect.getdoc(importlib.import_module(name))
+                first = doc.splitlines()[0].replace("|", "\\|")
+                lines.append(f"| [{name}]({name}.rst) | {first} |")
+        lines.append("")
+    return "\n".join([*lines, "```{toctree}", ":hidden:", "", *order, "```", ""])
 
 
 def top() -> str:
@@ -117,6 +160,18 @@ def without_records(app, name, source) -> None:
     source[0] = re.sub(r"\[[^\]]*\]\(((?:\.\./\w+/)?records/[^)]*)\)", r"`\1`", source[0])
 
 
+SYNONYMS = tomllib.loads(Path(__file__).with_name("synonyms.toml").read_text(encoding="utf-8"))
+
+
+def with_synonyms(app, doctree) -> None:
+    """Enter what users type in the search into the index, where a page has other words."""
+    words = SYNONYMS.get(app.env.docname, ())
+    if words:
+        section = next(doctree.findall(nodes.section))
+        entries = [("single", word, section["ids"][0], "main", None) for word in words]
+        section.insert(0, addnodes.index(entries=entries))
+
+
 def plain(app, what, name, obj, options, lines) -> None:
     """Docstrings are plain text but for backticks: stars, bars and underscores are themselves."""
     for number, line in enumerate(lines):
@@ -132,4 +187,5 @@ def setup(app) -> None:
     """Write the reference before pages are read."""
     app.connect("builder-inited", write_reference)
     app.connect("source-read", without_records)
+    app.connect("doctree-read", with_synonyms)
     app.connect("autodoc-process-docstring", plain, priority=100)

@@ -1,6 +1,7 @@
 """Input checks: each failure names the argument, its value and the remedy."""
 
 import contextlib
+import difflib
 import math
 import os
 import re
@@ -40,7 +41,7 @@ def counted(number: float, noun: str, plural: str | None = None) -> str:
     return f"{text} {noun if text == '1' else plural or f'{noun}s'}"
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """Return the first line of an error, with its kind."""
     # Flax ends its messages in an address, behind which nothing is legible.
     first = (str(error).splitlines() or [""])[0].partition(" (http")[0]
@@ -165,10 +166,27 @@ def flag(name: str, value: object) -> bool:
 def one_of(name: str, value: object, options: Collection[str]) -> str:
     """Return ``value`` when it is one of ``options``, else raise ValueError that lists them."""
     if not isinstance(value, str) or value not in options:
-        listed = ", ".join(options)
-        remedy = f"choose one of {listed}" if listed else "there are none: leave it out"
-        raise ValueError(f"{name} is {shown(value)}; {remedy}")
+        raise ValueError(f"{name} is {shown(value)}; {choice(value, options)}")
     return str(value)
+
+
+def choice(value: object, options: Collection[str], remedy: str = "") -> str:
+    """Return what to do about a value that is none of ``options``: the nearest one comes first.
+
+    Args:
+        value: What was given, which may misspell an option.
+        options: What there is.
+        remedy: In place of a list of the options.
+    """
+    listed = ", ".join(options)
+    if not listed:
+        return "there are none: leave it out"
+    # Options of a command line begin with dashes, which are no likeness.
+    spellings = {option.strip("-").lower(): option for option in options}
+    word = value.strip("-").lower() if isinstance(value, str) else ""
+    matches = difflib.get_close_matches(word, spellings, 1)
+    near = f"did you mean {spellings[matches[0]]}? If not, " if matches else ""
+    return near + (remedy or f"choose one of {listed}")
 
 
 def name(value: object) -> str:

@@ -3,17 +3,22 @@
 Only the command that runs imports the packages it needs, so that ``--help`` is quick.
 """
 
-import difflib
+import contextlib
 import importlib
 import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, TextIO
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Annotated, Any, TextIO
 
 import tyro
 import tyro.extras
+
+try:
+    from tyro._errors import on_parse_error
+except ImportError:  # Another version: its boxes are printed.
+    on_parse_error = contextlib.nullcontext  # type: ignore[assignment]
 
 __all__ = ()
 
@@ -27,6 +32,16 @@ _COMMANDS = {
     "secagg": "Secure sums over TCP: serve, join.",
 }
 """Commands, and their lines in the help of all."""
+_OVERVIEW = """\
+usage: dpjax COMMAND [OPTIONS]
+
+Differentially private learning without a trusted server.
+
+{commands}
+
+  dpjax COMMAND --help    its options, and an example
+  dpjax --version         the version"""
+"""The help of all commands, on one screen."""
 _FUNCTIONS = {
     "init": "train.init_command",
     "train": "train.train_command",
@@ -39,8 +54,6 @@ _FUNCTIONS = {
     "join": "secagg.join_command",
 }
 """Functions of commands and of secagg's actions, by their modules in `dpjax.commands`."""
-_WITHOUT_DEFAULT = tyro.conf.arg(help_behavior_hint="")
-"""Leaves the default out of an option's help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,23 +86,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if arguments in ([], ["--help"], ["-h"]):
-            print(_overview())
+            lines = (f"  {name:<8} {summary}" for name, summary in _COMMANDS.items())
+            print(_OVERVIEW.format(commands="\n".join(lines)))
             return 0
-        if arguments[0].startswith("-"):
+        if arguments[0].startswith("--tyro-"):
             # What a shell completes: this option of tyro's needs all commands.
             commands = {name: _command(name) for name in _COMMANDS}
             return tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog=prog)
-        name = arguments[0]
-        if name not in _COMMANDS:
-            raise ValueError(f"no command {name!r}{_near(name, _COMMANDS)}; see dpjax --help")
+        name, *options = arguments
+        _check("command", [name], _COMMANDS, prog)
         prog = f"dpjax {name}"
+        # Called by itself: tyro words the errors of what it calls on its way.
+        if name == "secagg" and options and not options[0].startswith("-"):
+            name = options.pop(0)
+            _check("action", [name], ("serve", "join"), prog)
+            prog += f" {name}"
         command = _command(name)
-        options = arguments[1:]
-        if name == "secagg" and options[:1] in (["serve"], ["join"]):
-            # Called by itself: tyro words the errors of what it calls on its way.
-            command = _command(options.pop(0))
-        _refuse_unknown(name, command, options)
-        return tyro.cli(command, args=options, prog=prog, config=(tyro.conf.DisallowNone,))
+        parameters = ("help", *inspect.signature(command).parameters)
+        names = [f"--{parameter.replace('_', '-')}" for parameter in parameters]
+        words = [word.partition("=")[0].replace("_", "-") for word in options if word[:2] == "--"]
+        _check("option", (word.replace("--no-", "--") for word in words), names, prog)
+        with on_parse_error(_refuse):
+            return tyro.cli(command, args=options, prog=prog, config=(tyro.conf.DisallowNone,))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2 * (stop.code is not None)
     except BrokenPipeError:  # Whoever read has read enough, as `head` does.
@@ -100,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = str(error) or "out of memory; give a smaller network"
         if isinstance(error, OSError) and error.filename is not None:
             message = f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
+        # A command line and a file hold no None: it was left out.
+        message = message.replace(" is None", " is missing")
         print(f"{prog}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -112,23 +132,6 @@ def _nowhere() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")
 
 
-def _overview() -> str:
-    """The help of all commands, on one screen."""
-    lines = [
-        "usage: dpjax COMMAND [OPTIONS]",
-        "",
-        "Differentially private learning without a trusted server.",
-        "",
-    ]
-    lines += [f"  {name:<8} {summary}" for name, summary in _COMMANDS.items()]
-    lines += [
-        "",
-        "  dpjax COMMAND --help    its options, and an example",
-        "  dpjax --version         the version",
-    ]
-    return "\n".join(lines)
-
-
 def _command(name: str) -> Callable[..., int]:
     """Import a command's function: tyro reads options from its signature, help from its words."""
     module, _, function = _FUNCTIONS[name].partition(".")
@@ -137,30 +140,55 @@ def _command(name: str) -> Callable[..., int]:
     for option in inspect.signature(command).parameters.values():
         # That a default is None says no more than that the option may be left out.
         if option.default is None:
-            kinds[option.name] = Annotated[kinds[option.name], _WITHOUT_DEFAULT]
+            kinds[option.name] = Annotated[kinds[option.name], tyro.conf.arg(help_behavior_hint="")]
     return command
 
 
-_SYNONYMS = {"eps": "epsilon", "clip": "clip-norm", "output": "out", "steps": "rounds"}
+_SYNONYMS = {"--steps": "--rounds"}
 """Options that people try, and those of that meaning."""
 
 
-def _refuse_unknown(name: str, command: Callable[..., int], words: Iterable[str]) -> None:
-    """Refuse an option that a command lacks, naming the nearest.
+def _check(kind: str, words: Iterable[str], names: Collection[str], prog: str) -> None:
+    """Refuse a command, an action or an option that there is not, naming the nearest.
 
     Raises:
-        ValueError: Naming it.
+        ValueError: Naming both.
     """
-    parameters = (*inspect.signature(command).parameters, "help")
-    options = [parameter.replace("_", "-") for parameter in parameters]
+    from dpjax import _validate
+
     for word in words:
-        option = word.partition("=")[0].removeprefix("--").replace("_", "-")
-        if not word.startswith("--") or len(word) == 2 or option.removeprefix("no-") in options:
-            continue
-        near = _near(_SYNONYMS.get(option, option), options, "--")
-        raise ValueError(f"no option --{option}{near}; see dpjax {name} --help")
+        if word not in names:
+            remedy = _validate.choice(_SYNONYMS.get(word, word), names, f"see {prog} --help")
+            raise ValueError(f"no {kind} {word}; {remedy}")
 
 
-def _near(name: str, names: Iterable[str], prefix: str = "") -> str:
-    matches = difflib.get_close_matches(name, list(names), 1)
-    return f"; did you mean {prefix}{matches[0]}?" if matches else ""
+_FAULTS = {
+    "MissingArgs": "missing: {missing}",
+    "MissingSubcommand": "missing: serve or join",
+    "BadValue": "{event.argument.lowered.name_or_flags[0]} has no value",
+    "InvalidChoice": "{event.argument.lowered.name_or_flags[0]} is {event.value!r}; {remedy}",
+    "InstantiationFailure": "{event.argument.lowered.name_or_flags[0]} is {value}, which is no "
+    "{event.argument.lowered.metavar}",
+    "UnrecognizedArgs": "{event.tokens[0]!r} is one argument too many",
+}
+"""What is said of tyro's events, by their classes."""
+
+
+def _refuse(event: Any) -> None:
+    """Say in one line, as of all errors, what tyro would say in a box.
+
+    Raises:
+        ValueError: With the line.
+    """
+    from dpjax import _validate
+
+    # Events are no public part of tyro: of one that another version brings its box is printed.
+    with contextlib.suppress(AttributeError, LookupError):
+        fields = {"missing_arguments": (), "value": "", "choices": (), "message": ""} | vars(event)
+        fault = _FAULTS[type(event).__name__].format(
+            event=event,
+            missing=", ".join(row.arg.display_name() for row in fields["missing_arguments"]),
+            remedy=_validate.choice(fields["value"], fields["choices"]),
+            value=fields["message"].rpartition(": ")[2],
+        )
+        raise ValueError(f"{fault}; see {event.prog} --help")

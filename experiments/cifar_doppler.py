@@ -245,8 +245,8 @@ class Config:
         if complete and self.model in PAPERS and self.epochs >= 50:
             return ""
         size = f"{self.records:,} records, " if self.records else ""
-        words = f"{self.dataset}, {size}{self.model}, {self.epochs:g} epochs"
-        return f"Not the paper's setting: {words}."
+        words = f"{looks.words(self.dataset)}, {size}{looks.words(self.model)}"
+        return f"Not the paper's setting: {words}, {looks.counted(self.epochs)}."
 
 
 CPU_RIVALS = tuple(name for name in RIVALS if name != "DiSK, two gradients")
@@ -439,7 +439,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         "the same, but for their rounds: filters, steps and averages cost nothing. Step sizes and "
         "settings were tuned on the training data, on another seed; that is outside epsilon."
     )
-    draw(config, lab, final, last)
+    draw(config, lab, final)
 
 
 CLAIMED = (3.0, 10.0)
@@ -462,24 +462,16 @@ def compare(config: Config, lab: launch.Lab, group: Any) -> None:
         lab.say(f"against {base}, paired over seeds:\n" + tables.text(rows))
 
 
-def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
-    """Figures: accuracy over rounds at each budget, and over budgets."""
-    stem = f"cifar_doppler_{config.dataset}_{config.model}"
-    stem += lab.suffix
-    figures = [
-        (f"{stem}_rounds_{epsilon:g}", rows, "round", f"round (epsilon {epsilon:g})")
-        for epsilon, rows in final.groupby("budget_epsilon", sort=False)
-    ]
-    if len(config.epsilon) > 1:
-        figures.append((f"{stem}_epsilon", last, "budget_epsilon", "epsilon"))
-    for name, rows, x, label in figures:
+def draw(config: Config, lab: launch.Lab, final: Any) -> None:
+    """Figures: accuracy over rounds, one for each budget."""
+    stem = f"cifar_doppler_{config.dataset}_{config.model}{lab.suffix}"
+    for epsilon, rows in final.groupby("budget_epsilon", sort=False):
         sheet = plots.lines(
-            rows, x, "test_accuracy", xlabel=label,
-            ylabel=f"test accuracy ({config.dataset}, {config.model})",
-            log_x=x == "budget_epsilon", note=f"{TUNED} {config.remark}".strip(),
-            looks=looks.titled(rows["design"]),
+            looks.percent(rows), "round", "points", xlabel=f"round (epsilon {epsilon:g})",
+            ylabel=looks.accuracy(config.dataset),
+            note=f"{TUNED} {config.remark}".strip(), looks=looks.titled(rows["design"]),
         )  # fmt: skip
-        lab.figure(sheet, f"{name}.svg")
+        lab.figure(sheet, f"{stem}_rounds_{epsilon:g}.svg")
 
 
 main = functools.partial(launch.main, "cifar_doppler", PRESETS, experiment, default="demo")

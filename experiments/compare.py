@@ -43,7 +43,7 @@ class System(NamedTuple):
     """A row of `SYSTEMS`.
 
     Attributes:
-        title: In tables and legends.
+        title: In tables and legends; that of a design alone is the design's name.
         trust: What all agents must trust for the guarantee: "nobody", "shared seed", "secure sum";
             "no privacy" for the reference.
         kind: How its trials are made, of `KINDS`.
@@ -56,18 +56,19 @@ class System(NamedTuple):
     design: str = "independent"
 
 
+NAMES = plots.TITLES
 SYSTEMS = {
-    "non_private": System("D-SGD, no noise", "no privacy", "gossip", "non_private"),
-    "independent": System("LDP", "nobody", "gossip"),
-    "pairwise": System("DECOR", "shared seed", "gossip", "pairwise"),
-    "whisper": System("Whisper", "shared seed", "gossip", "whisper"),
-    "whisper_horizon": System("Whisper, all rounds", "shared seed", "gossip", "whisper_horizon"),
-    "mafalda": System("MAFALDA", "nobody", "gossip", "mafalda"),
-    "spacetime": System("space and time", "shared seed", "gossip", "spacetime"),
+    "non_private": System("no noise", "no privacy", "gossip", "non_private"),
+    "independent": System(NAMES["independent"], "nobody", "gossip"),
+    "pairwise": System(NAMES["pairwise"], "shared seed", "gossip", "pairwise"),
+    "whisper": System(NAMES["whisper"], "shared seed", "gossip", "whisper"),
+    "whisper_horizon": System(NAMES["whisper_horizon"], "shared seed", "gossip", "whisper_horizon"),
+    "mafalda": System(NAMES["mafalda"], "nobody", "gossip", "mafalda"),
+    "spacetime": System(NAMES["spacetime"], "shared seed", "gossip", "spacetime"),
     "tracking": System("gradient tracking", "nobody", "tracking"),
-    "doppler": System("DOPPLER on LDP", "nobody", "filtered"),
+    "doppler": System("independent, filtered", "nobody", "filtered"),
     "doppler_whisper": System(
-        "DOPPLER on Whisper", "shared seed", "filtered", "whisper_horizon"
+        "Whisper, whole run, filtered", "shared seed", "filtered", "whisper_horizon"
     ),
     "server": System("server SGD", "secure sum", "server"),
     "adam": System("server Adam", "secure sum", "adam"),
@@ -76,6 +77,14 @@ SYSTEMS = {
 """Systems by name, in the order of the tables."""
 
 TRUSTS = ("nobody", "shared seed", "secure sum")
+
+BARS = {
+    "independent": ("nobody trusted", "independent noise"),
+    "doppler_whisper": ("a shared seed", "Whisper for the whole run, filtered"),
+    "server": ("a server that sees sums", "server SGD"),
+    "non_private": ("no privacy", "no noise"),
+}
+"""Systems whose accuracy says what trust is worth: what is trusted, and what they do."""
 
 
 @dataclass(frozen=True)
@@ -403,7 +412,13 @@ def experiment(config: Config, lab: launch.Lab) -> None:
         stored = launch.stored(config, "systems", system=name, epsilon=epsilon)
         file = launch.file_name(f"{config.stem}_{name}_{epsilon:g}")
         cells.append((file, stored, functools.partial(train, config, name, epsilon, lab)))
-    report(config, lab, lab.cells(cells, seed=config.seeds, plot=default_plot(config)))
+    report(config, lab, named(lab.cells(cells, seed=config.seeds, plot=default_plot(config))))
+
+
+def named(frame: Any) -> Any:
+    """Rows with the systems' titles of today: older records have others."""
+    titles = {name: system.title for name, system in SYSTEMS.items()}
+    return frame.assign(system=frame["design"].map(titles))
 
 
 def default_plot(config: Config) -> dict[str, Any]:
@@ -498,8 +513,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         table["test_loss"] = tables.summary(complete, keys, "test_loss")["mean"]
         lab.say(tables.text(table.rename(columns={"mean": "accuracy", "count": "seeds"})))
         if "independent" in set(group["design"]):
-            pairs = claims.gains(group, "LDP", "points", column="system")
-            lab.say("over LDP, paired over seeds:\n" + tables.text(pairs))
+            base = SYSTEMS["independent"].title
+            pairs = claims.gains(group, base, "points", column="system")
+            lab.say("over independent noise, paired over seeds:\n" + tables.text(pairs))
         lab.say("which to take:\n" + tables.text(choices(group)))
         lab.say_ends(tables.at_ends(frame[frame["budget_epsilon"] == epsilon]))
     lab.say(f"trials a system and budget: {', '.join(map(str, sorted(set(trials))))}")
@@ -513,21 +529,64 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     draw(config, lab, last)
 
 
+def stated(config: Config, epsilon: str = "") -> str:
+    """What captions say of the guarantee, of one budget or of all that are shown."""
+    return (
+        f"({epsilon}{config.relation}, outsider, delta = {config.delta:g}, T = {config.rounds}), "
+        "gdp accountant, simulation"
+    )
+
+
 def draw(config: Config, lab: launch.Lab, last: Any) -> None:
-    """Accuracy over budgets, a panel for each kind of trust."""
+    """Accuracy over budgets, a panel for each kind of trust, and what trust is worth at one."""
     display = [trust for trust in TRUSTS if trust in set(last["trust"])]
     sheet, axes = plots.figure(1, len(display), sharey="row")
     for ax, trust in zip(np.ravel(axes), display, strict=True):
         rows = last[last["trust"].isin([trust, "no privacy"])]
         plots.lines(
-            rows, "budget_epsilon", "test_accuracy", ax=ax, log_x=len(config.epsilon) > 1,
-            xlabel="epsilon", ylabel=f"test accuracy ({config.dataset})", title=f"trusts: {trust}",
-            guarantee=f"({config.relation}, outsider, delta = {config.delta:g}, "
-            f"T = {config.rounds}), gdp accountant, simulation",
+            rows, "budget_epsilon", "points", ax=ax, log_x=len(config.epsilon) > 1,
+            xlabel="epsilon", ylabel=looks.accuracy(config.dataset), title=f"trusts: {trust}",
+            guarantee=stated(config),
             note="Tuning is outside epsilon.",
             looks={name: looks.look(name, system.title) for name, system in SYSTEMS.items()},
         )  # fmt: skip
     lab.figure(sheet, f"compare_{config.stem}.svg")
+    tightest = last[last["budget_epsilon"].isin([min(config.epsilon), math.inf])]
+    if config.stem == "digits" and set(BARS) <= set(tightest["design"]):
+        for name, ink, paper in (("light", "#333333", "white"), ("dark", "#E6E6E6", "none")):
+            lab.figure(bars(config, tightest, ink, paper), f"trust_{name}.svg")
+
+
+def bars(config: Config, rows: Any, ink: str, paper: str) -> Any:
+    """Accuracy at the tightest budget, a labelled bar for each kind of trust.
+
+    Args:
+        config: The experiment's.
+        rows: Of the last round, at that budget and without privacy.
+        ink: Colour of texts.
+        paper: Colour of the sheet, "none" for transparent.
+    """
+    sheet, (ax,) = plots.figure()
+    with plots.style():
+        sheet.set_size_inches(7.0, 2.3)
+        sheet.patch.set_facecolor(paper)
+        ax.set_axis_off()
+        ax.set(xlim=(-67, 112), ylim=(3.5, -0.5))
+        for place, (name, (trust, system)) in enumerate(BARS.items()):
+            points = rows[rows["design"] == name]["points"]
+            color = looks.look(name).color if name != "non_private" else "#8A8A8A"
+            ax.barh(place, points.mean(), 0.62, color=color)
+            ax.text(-2, place - 0.14, trust, ha="right", va="center", fontsize=11.0, color=ink)
+            ax.text(-2, place + 0.23, system, ha="right", va="center", fontsize=8.5, color=ink)
+            ax.text(
+                points.mean() + 1.5, place, f"{points.mean():.0f} %", va="center", fontsize=12.0,
+                color=ink, weight="bold",
+            )  # fmt: skip
+    note = f"Test accuracy on {looks.words(config.dataset)}, mean over {len(config.seeds)} seeds."
+    plots.finish(sheet, guarantee=stated(config, f"epsilon = {min(config.epsilon):g}, "), note=note)
+    for text in sheet.texts:
+        text.set_color(ink)
+    return sheet
 
 
 main = functools.partial(launch.main, "compare", PRESETS, experiment)

@@ -498,19 +498,20 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     several = len(config.epsilon) > 1
     sheet, panels = plots.figure(1, 1 + several, sharey="row")
     own = last["k"].isin([config.k[0], *last["parameters"]])
-    ylabel = f"test accuracy ({config.dataset}, {config.model})"
+    ylabel = looks.accuracy(config.dataset)
     note = "Numbers have four bytes. Tuning is outside epsilon."
     display = {name: looks.look(name, title) for name, title in TITLES.items()}
     if several:
         plots.lines(
-            last[own], "budget_epsilon", "test_accuracy", ax=panels[0], ylabel=ylabel,
-            looks=display, xlabel="epsilon", log_x=True, title=f"k = {config.k[0]}",
+            last[own], "budget_epsilon", "points", ax=panels[0], ylabel=ylabel,
+            looks=display, xlabel="epsilon", log_x=True,
+            title=f"sketches of {config.k[0]} numbers",
         )  # fmt: skip
     subset = last[last["budget_epsilon"] == config.at_epsilon]
     if not len(subset):
         subset = last[last["budget_epsilon"] == last["budget_epsilon"].iloc[0]]
     plots.lines(
-        subset, "k", "test_accuracy", ax=panels[-1], ylabel=ylabel, log_x=True, looks=display,
+        subset, "k", "points", ax=panels[-1], ylabel=ylabel, log_x=True, looks=display,
         xlabel="numbers that a client sends",
         title=f"epsilon {subset['budget_epsilon'].iloc[0]:g}", note=note,
     )  # fmt: skip

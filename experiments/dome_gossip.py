@@ -39,7 +39,7 @@ from dpjax.transforms import sketch
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
 GRAPHS = ("ring", "erdos_renyi", "star", "complete")
-KINDS = {"dome": "DOME", "fixed": "fixed random sketch", "count": "count sketch"}
+KINDS = {"dome": "DOME", "fixed": "random sketch", "count": "count sketch"}
 
 
 @dataclass(frozen=True)
@@ -395,15 +395,17 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     """Accuracy over epsilon, and over bytes of the run at the middle budget."""
     sheet, (left, right) = plots.figure(1, 2)
     display = {row["title"]: look_of(row) for _, row in last.drop_duplicates("title").iterrows()}
+    ylabel = looks.accuracy(config.dataset)
+    last = looks.percent(last)
     plots.lines(
-        last, "budget_epsilon", "test_accuracy", "title", ax=left, xlabel="epsilon",
-        ylabel="test accuracy", log_x=True, looks=display,
+        last, "budget_epsilon", "points", "title", ax=left, xlabel="epsilon", ylabel=ylabel,
+        log_x=True, looks=display,
     )  # fmt: skip
     middle = sorted(config.epsilon)[len(config.epsilon) // 2]
     rows = last[last["budget_epsilon"] == middle]
     rows = rows.assign(megabytes=rows["bytes"] * config.rounds / 1e6)
     plots.lines(
-        rows, "megabytes", "test_accuracy", "title", ax=right, ylabel="test accuracy", log_x=True,
+        rows, "megabytes", "points", "title", ax=right, ylabel=ylabel, log_x=True,
         xlabel="megabytes over all links", title=f"epsilon {middle:g}", looks=display,
     )  # fmt: skip
     lab.figure(sheet, "dome_gossip.svg")

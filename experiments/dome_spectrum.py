@@ -402,8 +402,14 @@ def look_of(config: Config, row: Any) -> Look:
     return looks.look(row["trained"], row["run"], line, marker)
 
 
+UNDRAWN = ("cpu_a9a", "cpu_digits")
+"""Presets of small models, of which the tables say all."""
+
+
 def draw(config: Config, lab: launch.Lab, frame: Any) -> None:
     """Spectra, and what the frame holds over the rounds."""
+    if lab.preset in UNDRAWN:
+        return
     note = "Gradients before the noise are private: no guarantee covers a figure that shows them."
     sheet, (left, right) = plots.figure(1, 2)
     sketched = frame["trained"].isin(list(CENTRES))
@@ -415,14 +421,14 @@ def draw(config: Config, lab: launch.Lab, frame: Any) -> None:
     display = {row["run"]: look_of(config, row) for _, row in runs.iterrows()}
     plots.lines(
         frame[frame["kind"] == "spectrum"], "directions", "share", "run", ax=left, log_x=True,
-        xlabel="leading directions", ylabel="share of all gradients' energy", note=note,
+        xlabel="leading directions", ylabel="share of the gradients' squared norm", note=note,
         looks=display,
     )  # fmt: skip
     rounds = frame[(frame["kind"] == "round") & sketched]
     if len(rounds):
         plots.lines(
             rounds, "round", "held", "run", ax=right, xlabel="round",
-            ylabel="share of the gradient in the frame", looks=display,
+            ylabel="share of the squared norm in the frame", looks=display,
         )  # fmt: skip
     kind = "spectrum" if "non_private" in config.trained else "noise"
     lab.figure(sheet, f"dome_{kind}_{config.dataset}.svg")

@@ -328,12 +328,15 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     lab.say(f"\nguarantee: {stated} Step sizes were tuned on training data, on other seeds; that "
             "is outside epsilon.")  # fmt: skip
     free = last[last["way"] == FREE].groupby("series", sort=False)["test_accuracy"].mean()
-    levels = {f"{series}, no noise": level for series, level in free.items()}
+    names = {name(k): f"DOME, k = {k}" if k else name(k) for k in config.sketches}
+    levels = {f"{names[series]}, no noise": 100 * level for series, level in free.items()}
     sheet = plots.lines(
-        final[final["way"] == OVER], "round", "test_accuracy", series="series",
-        xlabel="round", ylabel=f"accuracy ({config.dataset})",
-        hlines=levels | {"most frequent class": majority},
-        looks={name(k): looks.look("dome" if k else "whole", name(k)) for k in config.sketches},
+        looks.percent(final[final["way"] == OVER]), "round", "points", series="series",
+        xlabel="round", ylabel=looks.accuracy(config.dataset),
+        hlines=levels | {"most frequent class": 100 * majority},
+        looks={
+            name(k): looks.look("dome" if k else "whole", names[name(k)]) for k in config.sketches
+        },
         note="Every round crossed a secure sum over TCP, with clients leaving at all stages.",
     )  # fmt: skip
     lab.figure(sheet, "dome_tcp.svg")

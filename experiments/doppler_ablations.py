@@ -475,8 +475,11 @@ def remark(config: Config, study: str) -> str:
     complete = cell.dataset == "cifar10" and not cell.records and cell.epochs >= 50
     if complete and (other or cell.model == "cnn5"):
         return ""
-    network = "" if other else f"{cell.model}, "
-    return f"Not the paper's setting: {cell.dataset}, {size}{network}{cell.epochs:g} epochs."
+    network = "" if other else f"{looks.words(cell.model)}, "
+    # A part of some records is stated by their number.
+    name = cell.dataset.removesuffix("_small") if cell.records else cell.dataset
+    setting = f"{looks.words(name)}, {size}{network}{looks.counted(cell.epochs)}"
+    return f"Not the paper's setting: {setting}."
 
 
 def report(
@@ -496,7 +499,7 @@ def report(
         for ax, (title, part, x, series) in zip(axes, panels, strict=True):
             plots.lines(
                 part, x, "value" if study == "response" else "points", series, ax=ax, title=title,
-                ylabel="filtered" if study == "response" else "test accuracy in %",
+                ylabel="wave behind the filter" if study == "response" else looks.accuracy(),
                 xlabel={"budget_epsilon": "epsilon", "step_size": "step size"}.get(x),
                 log_x=x != "round",
                 note=WAVES if study == "response" else remark(config, study) or None,
@@ -518,7 +521,8 @@ def sheets(config: Config, study: str, rows: Any) -> dict[str, list[Panel]]:
             for base in config.optimizers
         ]}  # fmt: skip
     if study == "models":
-        return {study: [(m, rows[rows["model"] == m], "round", "curve") for m in config.models]}
+        panels = [(looks.words(name), rows[rows["model"] == name]) for name in config.models]
+        return {study: [(*panel, "round", "curve") for panel in panels]}
     if study == "filters":
         few = rows["series"].isin(TABLE_4)
         panels = {"filters_2": rows[~few], "filters_4": rows[few | (rows["series"] == "no filter")]}
@@ -531,7 +535,7 @@ def sheets(config: Config, study: str, rows: Any) -> dict[str, list[Panel]]:
     if study == "steps":
         return {study: [(TITLES[config.stepped], ablations.last(rows), "step_size", "curve")]}
     if study == "finetuning":
-        return {study: [("", ends(rows), over, "curve")]}
+        return {}
     if study == "response":
         few = rows["series"].isin(("no filter", *TABLE_2)) & (rows["round"] < 2 * PERIODS[0])
         rows = rows[few]

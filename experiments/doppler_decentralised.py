@@ -173,7 +173,8 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             tables.at_ends(frame[frame["budget_epsilon"] == epsilon], ["design", "filter"])
         )
     for _, first in last.drop_duplicates("design").iterrows():
-        lab.say(f"\n{first['design']}: {Guarantee.from_dict(first['guarantee']).statement()}")
+        stated = Guarantee.from_dict(first["guarantee"])
+        lab.say(f"\n{plots.TITLES[first['design']]}: {stated.statement()}")
     draw(config, lab, final)
 
 
@@ -193,6 +194,8 @@ def differences(config: Config, rows: Any) -> list[dict[str, Any]]:
         if {better, worse} <= present:
             # Larger is better here: the claim is on what is missed.
             pair = tables.paired(rows, worse, better, "test_accuracy", column="pair")
+            better = f"{plots.TITLES[design]} + {name}"
+            worse = f"{plots.TITLES[other]} + {theirs}"
             results.append({"of": better, "over": worse, **pair.row()})
     return results
 
@@ -205,7 +208,8 @@ def draw(config: Config, lab: launch.Lab, final: Any) -> None:
     for ax, (epsilon, design) in zip(axes, places, strict=True):
         rows = final[(final["budget_epsilon"] == epsilon) & (final["design"] == design)]
         plots.lines(
-            rows, "round", "test_accuracy", "filter", ax=ax, ylabel="test accuracy",
+            looks.percent(rows), "round", "points", "filter", ax=ax,
+            ylabel=looks.accuracy(config.dataset),
             title=f"{plots.TITLES[design]}, epsilon {epsilon:g}", looks=looks.LOOKS,
         )  # fmt: skip
     lab.figure(sheet, "doppler_decentralised.svg")

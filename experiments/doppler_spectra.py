@@ -519,38 +519,26 @@ def report(config: Config, lab: launch.Lab, runs: Any, result: Any) -> None:
 
 
 def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
-    """Figures: autocorrelation, spectra, ratio and error by taps, responses."""
+    """Figures: autocorrelation, spectra, responses."""
     note = "Gradients before the noise are private: no guarantee covers a figure that shows them."
     display = looks.LOOKS | {"private": looks.look("none", "private gradient")}
     own = runs[(runs["trained"] == config.trained[0]) & runs["series"].isin(DRAWN)]
     panels = (
         ("lags", own[(own["kind"] == "lag") & (own["lag"] > 0)], "lag", "covariance",
-         "autocovariance / power of the gradient", False),
+         "autocovariance over\nthe gradient's power", False),
         ("spectrum", own[own["kind"] == "spectrum"], "frequency", "density",
-         "spectral density / power of the gradient", True),
+         "spectral density over\nthe gradient's power", True),
     )  # fmt: skip
     for name, rows, x, y, label, log_y in panels:
         sheet = plots.lines(
             rows, x, y, "series", ylabel=label,
-            xlabel="lag (rounds)" if x == "lag" else "frequency (cycles a round)", log_y=log_y,
+            xlabel="lag, rounds" if x == "lag" else "frequency, cycles a round", log_y=log_y,
             note=note, looks=display,
         )  # fmt: skip
         lab.figure(sheet, f"doppler_spectra_{name}{lab.suffix}.svg")
-    sheet, axes = plots.figure(1, 2)
-    rows = runs[runs["kind"] == "taps"]
-    for ax, y, label in zip(
-        axes, ("ratio", "mean_square"), ("normalised ratio (4)", "error / gradient's power"),
-        strict=True,
-    ):  # fmt: skip
-        plots.lines(
-            rows, "taps", y, "trained", ax=ax, xlabel="taps", ylabel=label, log_x=True, note=note,
-            looks={"sgd": looks.look("none", "trained without a filter")}
-            | {name: looks.look(name, f"trained with {name}") for name in FILTERS if name != "sgd"},
-        )  # fmt: skip
-    lab.figure(sheet, f"doppler_spectra_taps{lab.suffix}.svg")
     for kind, name, x, xlabel, ylabel in (
-        ("gain", "responses", "frequency", "frequency (cycles a round)", "gain"),
-        ("impulse", "impulse", "lag", "rounds since the impulse", "kappa"),
+        ("gain", "responses", "frequency", "frequency, cycles a round", "gain of a wave"),
+        ("impulse", "impulse", "lag", "rounds since the impulse", "weight of the impulse, kappa"),
     ):
         sheet, axes = plots.figure(1, 2, sharey=True)
         rows = gains[(gains["kind"] == kind) & (gains["series"] != "sgd")]

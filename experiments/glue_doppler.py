@@ -249,11 +249,11 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     )
     for epsilon, rows in final.groupby("budget_epsilon", sort=False):
         sheet = plots.lines(
-            rows,
+            looks.percent(rows),
             "round",
-            "test_accuracy",
+            "points",
             xlabel=f"round (epsilon {epsilon:g})",
-            ylabel=f"accuracy on the dev file ({config.task})",
+            ylabel=looks.accuracy(config.task, of="accuracy on the dev file"),
             note=f"{TUNED} {config.remark}".strip(),
             looks=looks.titled(rows["design"]),
         )

@@ -38,8 +38,8 @@ Weights = Literal["uniform", "metropolis"]
 SPARSE = "er:100:0.04605170185988092:42000"
 """The random graph of the authors' code: p = ln(n) / n in place of the paper's 0.2, seed 42."""
 TITLES = {
-    "er:100:0.2:1": "Erdos-Renyi (100, .2)",
-    SPARSE: "Erdos-Renyi (100, .046)",
+    "er:100:0.2:1": "Erdos-Renyi (100, 0.2)",
+    SPARSE: "Erdos-Renyi (100, 0.046)",
     "facebook_ego": "Facebook ego",
     "florentine": "Florentine",
     "uniform": "row-normalised",
@@ -228,7 +228,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             panel.set(
                 yscale="log", xlabel="distance from attacker 0",
                 title=f"{TITLES.get(graph, graph)}, {TITLES[weights]}",
-                ylabel=f"Renyi loss, order {config.alpha:g}",
+                ylabel=f"Renyi loss of order {config.alpha:g}",
             )  # fmt: skip
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     lab.figure(

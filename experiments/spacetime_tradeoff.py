@@ -31,17 +31,12 @@ from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
-LABELS = {
-    "independent": "independent (DP-D-SGD)",
-    "whisper": "agents, one step (Whisper)",
-    "whisper_horizon": "agents, whole run",
-    "mafalda": "rounds (MAFALDA)",
-    "spacetime": "agents and rounds",
-    "unrestricted": "lower bound on any covariance",
-}
+_LOOKS = {
+    name: looks.look(name)
+    for name in ("independent", "whisper", "whisper_horizon", "mafalda", "spacetime")
+} | {"unrestricted": looks.look("unrestricted", "lower bound for any covariance")}
+LABELS = {name: look.label for name, look in _LOOKS.items()}
 """Designs in the order of the tables; "unrestricted" is a bound, not a design."""
-
-_LOOKS = {name: looks.look(name, label) for name, label in LABELS.items()}
 
 GRAPHS = {
     "florentine": graphs.florentine,
@@ -51,6 +46,11 @@ GRAPHS = {
     "grid": lambda: graphs.grid(4, 4),
 }
 Graph = Literal["florentine", "ring", "sparse", "dense", "grid"]
+FINDINGS = {
+    "florentine": "Florentine families, 15 agents",
+    "dense": "dense random graph, 16 agents",
+}
+"""Graphs of the small figure: where noise over rounds and where noise over agents gains more."""
 
 ATTACKER = "outsider who sees every message; the shared seed gives no guarantee towards agents"
 
@@ -228,28 +228,46 @@ def report_energies(config: Config, lab: launch.Lab, frame: Any) -> None:
             table.append({name: value for name, value in display.items() if value is not None})
         columns = list(dict.fromkeys(name for line in table for name in line))
         lab.say(tables.text([{name: line.get(name, "") for name in columns} for line in table]))
-    figure, panels = plots.figure(len(config.epochs), len(config.graphs), sharey=True)
-    for row, k in enumerate(config.epochs):
-        for column, graph in enumerate(config.graphs):
-            plots.lines(
-                frame[(frame["graph"] == graph) & (frame["epochs"] == k)],
-                "rounds",
-                "relative",
-                "algorithm",
-                ax=panels[row * len(config.graphs) + column],
-                xlabel="rounds T",
-                ylabel="noise energy / independent",
-                title=f"{graph}, k = {k}",
-                log_x=True,
-                log_y=True,
-                looks=_LOOKS,
-            )
-    note = f"Equal Gaussian-DP loss for one record that takes part k times; {ATTACKER}."
+    titles = {(k, g): f"{looks.words(g)}, k = {k}" for k in config.epochs for g in config.graphs}
+    draw_energies(lab, frame, "spacetime_tradeoff_energy.svg", titles, len(config.epochs))
+    once = {(1, graph): title for graph, title in FINDINGS.items()}
+    if once.keys() <= titles.keys():
+        draw_energies(lab, frame, "spacetime_findings.svg", once, 1)
+
+
+def draw_energies(
+    lab: launch.Lab, frame: Any, name: str, titles: dict[tuple[int, str], str], rows: int
+) -> None:
+    """Relative noise energy over horizons: a panel for each k and graph.
+
+    Args:
+        lab: Where the figure is written.
+        frame: Rows of all energies.
+        name: Of the figure's file.
+        titles: Of the panels, by k and graph.
+        rows: Of panels.
+    """
+    figure, panels = plots.figure(rows, len(titles) // rows, sharey=True)
+    for panel, ((k, graph), title) in zip(panels, titles.items(), strict=True):
+        plots.lines(
+            frame[(frame["graph"] == graph) & (frame["epochs"] == k)],
+            "rounds",
+            "relative",
+            "algorithm",
+            ax=panel,
+            xlabel="rounds T",
+            ylabel="noise energy over that\nof independent noise",
+            title=title,
+            log_x=True,
+            log_y=True,
+            looks=_LOOKS,
+        )
+    times = "once" if rows == 1 else "k times"
     lab.figure(
         figure,
-        "spacetime_tradeoff_energy.svg",
+        name,
         guarantee="no run: noise energy at equal guarantee",
-        note=note,
+        note=f"Equal Gaussian-DP loss for one record that takes part {times}; {ATTACKER}.",
     )
 
 
@@ -265,7 +283,7 @@ def report_runs(config: Config, lab: launch.Lab, frame: Any) -> None:
         pairs = []
         for name in [n for n in LABELS if n in present - {"spacetime"} and "spacetime" in present]:
             pair = tables.paired(rows, "spacetime", name, "test_loss")
-            pairs.append({"agents and rounds against": LABELS[name], **pair.row()})
+            pairs.append({"space and time against": LABELS[name], **pair.row()})
         if pairs:
             lab.say("paired over seeds, other - joint:\n" + tables.text(pairs))
     for _, first in final.drop_duplicates("design").iterrows():
@@ -276,7 +294,8 @@ def report_runs(config: Config, lab: launch.Lab, frame: Any) -> None:
     for panel, graph in zip(panels, config.trained, strict=True):
         plots.lines(
             final[final["graph"] == graph], "rounds", "test_loss", ax=panel, looks=_LOOKS,
-            xlabel="rounds T", ylabel=f"test loss ({config.dataset})", title=graph, log_x=True,
+            xlabel="rounds T", ylabel=f"test loss ({looks.words(config.dataset)})",
+            title=looks.words(graph), log_x=True,
         )  # fmt: skip
     lab.figure(figure, "spacetime_tradeoff_loss.svg", note=f"Attacker: {ATTACKER}.")
 

@@ -417,8 +417,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     lab.say("\nthe first round, if gradients were normal: the spread that gives the paper's value")
     lab.say(tables.text(first_rounds(config)))
     lines = dict(zip(config.epsilon, ("-", "--", ":", "-."), strict=False))
+    title = looks.look("tracking").label
     display = {
-        f"tracking, {epsilon:g}": looks.look("tracking", f"tracking, epsilon {epsilon:g}", line)
+        f"tracking, {epsilon:g}": looks.look("tracking", f"{title}, epsilon {epsilon:g}", line)
         for epsilon, line in lines.items()
     }
     figure, panels = plots.figure(1, 2)

@@ -394,8 +394,9 @@ def draw_methods(config: Config, lab: launch.Lab, curves: Any) -> None:
     """Accuracy over rounds, a line a method."""
     figure, panels = plots.figure(1, 1)
     plots.lines(
-        curves, "round", "test_accuracy", ax=panels[0], xlabel="round", ylabel="test accuracy",
-        title=f"gap {config.gap:g} assumed", looks=looks.LOOKS,
+        looks.percent(curves), "round", "points", ax=panels[0], xlabel="round",
+        ylabel=looks.accuracy(config.dataset), title=f"gap {config.gap:g} assumed",
+        looks=looks.LOOKS,
     )  # fmt: skip
     note = (
         "DPOP has tracking's epsilon, PP-DOAGT and Diff-TV-AB its noise; all three reconstructed."
@@ -405,15 +406,15 @@ def draw_methods(config: Config, lab: launch.Lab, curves: Any) -> None:
 
 def draw_border(config: Config, lab: launch.Lab, rows: Any) -> None:
     """Accuracy over beta and over gamma beta, a line a gamma: where runs still converge."""
-    rows = rows.assign(
+    rows = looks.percent(rows).assign(
         product=(rows["gamma"] * rows["beta"]).round(9),
         first=rows["gamma"].map("gamma {:g}".format),
     )
     figure, panels = plots.figure(1, 2, sharey=True)
-    for ax, x, label in zip(panels, ("beta", "product"), ("beta", "gamma beta"), strict=True):
+    for ax, x, label in zip(panels, ("beta", "product"), ("beta", "gamma times beta"), strict=True):
         plots.lines(
-            rows, x, "test_accuracy", "first", ax=ax, xlabel=label, ylabel="test accuracy",
-            log_x=True, guarantee=[],
+            rows, x, "points", "first", ax=ax, xlabel=label, log_x=True, guarantee=[],
+            ylabel=looks.accuracy(config.dataset),
         )  # fmt: skip
     panels[1].axvline(1, color="grey", linewidth=0.8)
     note = f"Without noise, {config.border_rounds} rounds. The grey line is the paper's border."

@@ -215,7 +215,7 @@ def network(config: Config) -> np.ndarray:
 
 
 def horizon(name: str, rounds: int) -> int | None:
-    """What a horizon-aware design looks ahead."""
+    """How far a design for the whole run looks ahead."""
     return rounds if name == "whisper_horizon" else None
 
 
@@ -328,11 +328,13 @@ def report(config: Config, lab: launch.Lab, noises: Any, trained: Any) -> None:
         "theory in standard errors)"
     )
     columns = ["algorithm", "what", "lost", "energy", "standard_error", "theory", "deviation"]
-    lab.say(tables.text(noises, columns))
+    named = noises.assign(algorithm=noises["algorithm"].map(plots.TITLES))
+    lab.say(tables.text(named, columns))
     last = trained[trained["round"] == 2 * (config.rounds // 2)]
     gone = leavers(network(config), config.departed)
     lab.say(f"\ntest loss ({config.dataset}) after agents {gone} have left at half time")
     summary = tables.summary(last, ["design", "policy"], "test_loss")
+    summary["design"] = summary["design"].map(plots.TITLES)
     details = last.groupby(["design", "policy"], sort=False)[["one_step_energy"]].first()
     summary["one_step_energy"] = details["one_step_energy"].to_numpy()
     solve = last.groupby(["design", "policy"], sort=False)["solve_seconds"].first()
@@ -342,7 +344,8 @@ def report(config: Config, lab: launch.Lab, noises: Any, trained: Any) -> None:
     figure, panels = plots.figure(1, 2)
     plots.lines(
         messages, "lost", "energy", "algorithm", ax=panels[0], guarantee=[],
-        xlabel="probability of a lost message", ylabel="noise energy of one round, relative",
+        xlabel="probability of a lost message",
+        ylabel="noise energy of one round\nover that with nothing lost",
     )  # fmt: skip
     for _, group in messages.groupby("algorithm", sort=False):
         panels[0].plot(

@@ -1,9 +1,9 @@
 """Logistic regression over a network, with noise designs compared at equal guarantee.
 
 Twenty agents hold parts of a data set and train with decentralized SGD. For every privacy budget
-and graph the designs (none, LDP, DECOR, Whisper, horizon-aware Whisper) are tuned over step sizes
-on other seeds and a validation split, then trained and tested: Fig. 3 of the Whisper paper. The
-presets cpu and full have the paper's sizes, on the files' own split.
+and graph the designs (none, independent, pairwise, Whisper for one step and for the whole run) are
+tuned over step sizes on other seeds and a validation split, then trained and tested: Fig. 3 of the
+Whisper paper. The presets cpu and full have the paper's sizes, on the files' own split.
 """
 
 import functools

@@ -173,7 +173,7 @@ def report(config: Config, lab: launch.Lab, start: str, frame: Any) -> None:
                 ax=panels[2 * row + column],
                 xlabel=label,
                 ylabel="optimality gap",
-                title=f"first step {step:g}",
+                title=f"first step size {step:g}",
             )
     note = f"All agents start at the {start}; the step is eta_1 / sqrt(t)."
     if "pairwise" in config.designs:

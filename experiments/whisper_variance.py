@@ -169,12 +169,13 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             energy = mine.groupby("design", sort=False)["energy"].mean()
             trajectory = mine.groupby("design", sort=False)["trajectory_energy"].mean()
             ratio = trajectory["whisper_horizon"] / trajectory["independent"]
-            rows.append({"p": probability, **energy, "whole run, horizon-aware / LDP": ratio})
+            energy = {plots.TITLES[name]: value for name, value in energy.items()}
+            rows.append({"p": probability, **energy, "whole run: Whisper's / independent": ratio})
         lab.say(tables.text(rows))
     names = {
         "sigma": "sigma^2 of the paper's Fig. 1, at most\n(smallest eigenvalue of R)",
-        "per_agent_energy": "tr(WRW') / n",
-        "network_mean": "n x variance of the network mean",
+        "per_agent_energy": "noise energy of an agent\nin one step, tr(W R W') / n",
+        "network_mean": "variance of the network's\nmean, times n",
     }
     frame = frame.assign(network_mean=config.agents * frame["network_mean_variance"])
     # The server's noise has rank one; the paper's sigma_cdp^2 is sigma_ldp^2 / n.
@@ -198,7 +199,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     unsound = display[~display["sound"]]["epsilon"]
     note = (
         "Every seed is a graph. CDP is a trusted-server reference, not a design against outsiders; "
-        "its sigma^2 is LDP's / n."
+        "its sigma^2 is that of independent noise over n."
     )
     if len(unsound):
         note += f" The rule states less than the exact epsilon from {unsound.min():g} on."

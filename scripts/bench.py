@@ -1,4 +1,4 @@
-"""Run all benchmarks or those of some packages, one after the other, and write docs/benchmarks.md.
+"""Run all benchmarks or those of some packages, one after the other, and write their page.
 
 Peers that are not installed are left out, and every script says so. To have them all:
 
@@ -101,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                         failed.append(entry.name)
         print(f"records and logs: {kept}")
     if not (options.quick or options.output):
-        _page.PAGE.write_text(_page.page(), encoding="utf-8")
+        for path, text in _page.files().items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

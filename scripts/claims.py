@@ -1,24 +1,38 @@
-"""Make docs/claims.md, its counts in docs/findings.md, and "Claim by claim" of the papers' pages.
+"""Make docs/artifact/data/claims_PAPER.csv and the counts of verdicts in docs/found/findings.md.
 
-All come from docs/records/claims.toml.
+Both come from docs/records/claims.toml. The page of each paper loads its file of claims. The table
+of names in docs/start/terms.md comes from the classes of the noise designs.
 
 scripts/claims writes them. With --check it names those that are stale, and its exit status is 1.
 A store that cannot be read is named, with the remedy; the exit status is 2.
 """
 
 import argparse
+import csv
+import io
+import os.path
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 VERDICTS = ("reproduced", "not reproduced", "cannot be told at our size")
 FIELDS = {"where", "claim", "verdict", "found", "size", "evidence"}
-FOLDERS = {"figure": ("figures",), "record": ("records", "../benchmarks/records")}
+FOLDERS = {"figure": ("docs/figures",), "record": ("docs/records", "benchmarks/records")}
+DATA = Path("artifact", "data")
+COUNTS = Path("found", "findings.md")
+COLUMNS = ("where", "claim", "verdict", "what was found", "size", "evidence")
 BEGIN, END = "<!-- made by scripts/claims -->", "<!-- end of claims -->"
+NAMES, NAMES_END = Path("start", "terms.md"), "<!-- end of names -->"
+ORDER = (
+    *("independent", "pairwise", "pair_keys", "whisper", "whisper_horizon", "anti_pgd"),
+    *("prefix_sum", "mafalda", "banded_inverse", "one_step", "spacetime", "polynomial"),
+    *("covariance", "laplace", "normal", "aggregate", "discrete", "zip_dl"),
+)
+"""Labels of the designs in the order of the table of names."""
 
 
 def load(path: Path = DOCS / "records" / "claims.toml") -> dict[str, Any]:
@@ -55,20 +69,20 @@ def wrong(claim: dict[str, Any]) -> str:
         texts = value if field == "evidence" else [value]
         if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
             return f"{field} is {value!r}; give a {'list of texts' if texts is value else 'text'}"
-    for field in ("where", "claim", "size"):
-        if re.search(r"[|\n]", claim[field]):
-            return f"{field} is {claim[field]!r}; write one line without |, which splits a table"
+    for field in FIELDS - {"evidence"}:
+        if "\n" in claim[field]:
+            return f"{field} is {claim[field]!r}; write one line"
     if not claim["claim"].endswith("."):
         return "claim has no full stop at its end; add it"
     if not re.fullmatch(f"({'|'.join(VERDICTS)})(: .+)?", claim["verdict"]):
         said = f"verdict is {claim['verdict']!r}; begin it with one of {', '.join(VERDICTS)}"
         return f"{said}, and give a reason after a colon, or no colon"
     for field in FOLDERS.keys() & claim.keys():
-        if stored(field, claim) == "none":
+        if not stored(field, claim):
             return f"{field} is {claim[field]!r}, and no such file is stored; name another"
     for each in claim["evidence"]:
         if not is_there(each):
-            return f"evidence has {each!r}, which is not there; give PAGE.md#SECTION or FILE::NAME"
+            return f"evidence has {each!r}, which is not there; give FILE, FILE::NAME or FILE#PART"
     return ""
 
 
@@ -78,21 +92,20 @@ def word(claim: dict[str, Any]) -> str:
 
 
 def stored(field: str, claim: dict[str, Any]) -> str:
-    """A claim's figure or record as pages show it."""
-    name = claim.get(field, "")
+    """The path of a claim's figure or record in the repository; empty where none is stored."""
+    name = claim[field]
     for folder in FOLDERS[field]:
         # A path may lead elsewhere.
-        if Path(name).name == name and (DOCS / folder / name).is_file():
-            path = f"{folder}/{name}"
-            return f"`{path[3:]}`" if path.startswith("..") else f"[{field}]({path})"
-    return "none"
+        if Path(name).name == name and (DOCS.parent / folder / name).is_file():
+            return f"{folder}/{name}"
+    return ""
 
 
 def is_there(evidence: str) -> bool:
-    """Whether a section of a page, or a name in a file, exists."""
-    page, _, anchor = evidence.partition("#")
+    """Whether a file of the repository exists, with the name or the section that follows it."""
+    path, _, anchor = evidence.partition("#")
     if anchor:
-        return anchor in titles(page)
+        return anchor in titles(path)
     path, _, name = evidence.partition("::")
     file = DOCS.parent / path
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
@@ -101,86 +114,135 @@ def is_there(evidence: str) -> bool:
 
 def titles(page: str) -> dict[str, str]:
     """Headings of a page by their anchors, as the site and GitHub make them."""
-    text = (DOCS / page).read_text(encoding="utf-8") if (DOCS / page).is_file() else ""
+    file = DOCS.parent / page
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
     found = re.findall(r"^#+ (.*)$", text, re.M)
     plain = (re.sub(r"[^\w\s-]", "", title).strip().lower() for title in found)
     return {re.sub(r"[-\s]+", "-", title): own for title, own in zip(plain, found, strict=True)}
 
 
-def shown(evidence: str, page: str = "claims.md") -> str:
-    """Evidence as a page shows it."""
-    path, _, anchor = evidence.partition("#")
-    return f"[{titles(path)[anchor]}]({evidence.removeprefix(page)})" if anchor else f"`{path}`"
+def shown(path: str, page: str) -> str:
+    """A file of the repository, as evidence on a page: a link where the site has it.
+
+    Args:
+        path: From the root of the repository, with `::NAME` or `#SECTION`.
+        page: That loads the claims, from the folder of the documentation.
+    """
+    if not path.startswith("docs/") or path.startswith("docs/records/"):
+        return path
+    name = path.removeprefix("docs/")
+    return f"[{name}]({os.path.relpath(name, Path(page).parent)})"
 
 
-def section(paper: dict[str, Any]) -> str:
-    """A paper's claims with what was found."""
-    lines = []
+def claims_of(paper: dict[str, Any]) -> str:
+    """A paper's claims as CSV, with verdicts and what was found."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
     for claim in paper["claims"]:
-        reason = claim["verdict"].partition(": ")[2]
-        text = f"- {claim['where']}: {claim['claim'][:-1]}: **{word(claim)}**"
-        text += f" ({reason}). {claim['found']}" if reason else f". {claim['found']}"
-        evidence = ", ".join(shown(each, paper["page"]) for each in claim["evidence"])
-        text += f" Size: {claim['size']}. Evidence: {evidence}."
-        lines += wrap(text, 150, subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join(lines)
+        files = [stored(field, claim) for field in FOLDERS if field in claim]
+        evidence = "; ".join(shown(each, paper["page"]) for each in [*claim["evidence"], *files])
+        cells = (claim[field] for field in ("where", "claim", "verdict", "found", "size"))
+        writer.writerow((*cells, evidence))
+    return text.getvalue()
 
 
 def counts(store: dict[str, Any]) -> str:
-    """How many claims of each paper have which verdict."""
+    """How many claims of each paper have which verdict, as Markdown."""
     words = {paper["title"]: [word(each) for each in paper["claims"]] for paper in store.values()}
     words["all"] = sum(words.values(), [])
     lines = [("paper", *VERDICTS), ["---"] * 4]
-    return table(lines + [(title, *map(said.count, VERDICTS)) for title, said in words.items()])
+    lines += [(title, *map(said.count, VERDICTS)) for title, said in words.items()]
+    return table(lines)
 
 
-def overview(store: dict[str, Any]) -> str:
-    """The counts, and the table of all claims."""
-    lines = [("paper", "where", "claim", "verdict", *FOLDERS, "evidence", "size"), ["---"] * 8]
-    for paper in store.values():
-        name = f"[{paper['title']}]({paper['page']}#claim-by-claim)"
-        for claim in paper["claims"]:
-            files = (stored(field, claim) for field in FOLDERS)
-            evidence = ", ".join(map(shown, claim["evidence"]))
-            row = (name, claim["where"], claim["claim"], word(claim), *files, evidence)
-            lines.append((*row, claim["size"]))
-    return f"{counts(store)}\n\n{table(lines)}"
+def names() -> str:
+    """What each noise design is called where, and against whom it protects agents, as Markdown."""
+    from dpjax.plans import noise
+
+    lines = [("class", "name", "label", "the paper's name", "agents are protected from")]
+    lines.append(("---",) * len(lines[0]))
+    for label in ORDER:
+        if label == "covariance":
+            lines.append(("`Covariance`", *["its own name"] * 2, "none", "outsiders"))
+            continue
+        part = noise.DESIGNS[label]
+        shown = type(part).__name__
+        if label.startswith("whisper"):
+            shown += "()" if part.horizon is None else f'("{part.horizon}")'
+        lines.append(
+            (f"`{shown}`", part.look.label, f"`{label}`", part.paper or "none", protected(part))
+        )
+    return table(lines)
 
 
-def table(lines: list[Any]) -> str:
-    """Cells by line, as Markdown."""
+def protected(part: Any) -> str:
+    """Whom a design protects agents from, by the terms of its class."""
+    attackers = {attacker for attacker, _ in part.terms.attackers}
+    if "aggregator" in attackers:
+        return "a server that sees sums"
+    if attackers == {"outsider"}:
+        return "outsiders"
+    if "outsider" not in attackers:
+        return 'one agent or a coalition, under `"view"`'
+    # Of secrets on links each attacker holds some: a plan is for one kind of attacker.
+    on_links = getattr(part, "secrets", None) == "links"
+    return "outsiders, one agent, or a coalition" if on_links else "all"
+
+
+def table(lines: Iterable[Iterable[Any]]) -> str:
+    """Cells as a table of Markdown."""
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def pages(store: dict[str, Any]) -> dict[Path, str]:
-    """Every page's text as it should be."""
-    texts = {paper["page"]: section(paper) for paper in store.values()}
-    texts |= {"claims.md": overview(store), "findings.md": counts(store)}
+def between(page: Path, end: str, content: str, what: str) -> str:
+    """The text of a page with other content between its marks.
+
+    Raises:
+        ValueError: Where the page has no marks.
+    """
+    before, begin, rest = (DOCS / page).read_text(encoding="utf-8").partition(BEGIN)
+    if not begin or end not in rest:
+        raise ValueError(f"{page} has no {BEGIN} and {end}; put both where the {what} belong")
+    return f"{before}{BEGIN}\n\n{content}\n\n{end}{rest.partition(end)[2]}"
+
+
+def files(store: dict[str, Any]) -> dict[Path, str]:
+    """Every file's text as it should be.
+
+    Raises:
+        ValueError: Where a paper's page does not load its claims, or a table has no place.
+    """
     found = {}
-    for page, text in texts.items():
-        before, begin, rest = (DOCS / page).read_text(encoding="utf-8").partition(BEGIN)
-        if not begin or END not in rest:
-            raise ValueError(f"{page} has no {BEGIN} and {END}; put both where its claims belong")
-        found[DOCS / page] = f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}"
+    for key, paper in store.items():
+        file = DOCS / DATA / f"claims_{key}.csv"
+        loads = f":file: {os.path.relpath(file, (DOCS / paper['page']).parent)}\n"
+        page = DOCS / paper["page"]
+        if not page.is_file() or loads not in page.read_text(encoding="utf-8"):
+            raise ValueError(f"{paper['page']} has no csv-table with {loads.strip()!r}; add it")
+        found[file] = claims_of(paper)
+    found[DOCS / COUNTS] = between(COUNTS, END, counts(store), "counts")
+    found[DOCS / NAMES] = between(NAMES, NAMES_END, names(), "names")
     return found
 
 
 def main(*options: str) -> int:
-    """Write the pages that differ, or name them."""
+    """Write the files that differ, or name them."""
     parser = argparse.ArgumentParser("scripts/claims", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--check", action="store_true", help="write nothing; name stale pages")
+    parser.add_argument("--check", action="store_true", help="write nothing; name stale files")
     check = parser.parse_args(options).check
     try:
-        texts = pages(load())
-        written = {path: path.read_text(encoding="utf-8") for path in texts}
-        stale = {path: text for path, text in texts.items() if written[path] != text}
+        texts = files(load())
+        present = {path: path.read_bytes().decode() for path in texts if path.is_file()}
+        stale = {path: text for path, text in texts.items() if present.get(path) != text}
     except (ValueError, OSError) as error:
         print(f"scripts/claims: error: {error}", file=sys.stderr)
         return 2
     for path, text in stale.items():
         print(path.name, "is stale; run scripts/claims" if check else "is written")
         if not check:
-            path.write_text(text, encoding="utf-8")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text.encode())
     return int(check and bool(stale))
 
 

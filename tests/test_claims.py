@@ -1,5 +1,6 @@
-"""The claims of the papers: every verdict has its evidence, and pages are what the store makes."""
+"""The claims of the papers: every verdict has its evidence, and files are what the store makes."""
 
+import csv
 import re
 
 import pytest
@@ -21,27 +22,50 @@ def test_all_papers_have_claims_with_verdict_and_evidence(claims):
     assert {claims.word(claim) for claim in entries} == set(claims.VERDICTS)
     names = [(key, c["where"], c["claim"]) for key in store for c in store[key]["claims"]]
     assert len(set(names)) == len(names) and all(claim["evidence"] for claim in entries)
-    # A sentence each, which pages put before the verdict, and no column of a table.
-    assert all(c["claim"].endswith(".") and "|" not in c["claim"] + c["size"] for c in entries)
+    # A claim is a sentence.
+    assert all(claim["claim"].endswith(".") for claim in entries)
 
 
-def test_pages_are_what_store_makes(claims):
+def test_files_are_what_store_makes(claims):
     assert claims.main("--check") == 0, "run scripts/claims"
 
 
-def test_changed_verdict_makes_three_pages_stale(claims, capsys, monkeypatch):
+def test_changed_verdict_makes_claims_and_counts_stale(claims, capsys, monkeypatch):
     store = claims.load()
     store["dome"]["claims"][0]["verdict"] = "not reproduced"
     monkeypatch.setattr(claims, "load", lambda: store)
     assert claims.main("--check") == 1
-    text = capsys.readouterr().out.split()
-    assert {"reproduction-dome.md", "claims.md", "findings.md"} <= set(text)
-    assert "reproduction.md" not in text
+    stale = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    assert stale == {"claims_dome.csv", "findings.md"}
+
+
+def test_file_of_claims_has_every_field_and_links_that_lead_somewhere(claims):
+    store = claims.load()
+    for key, paper in store.items():
+        page = ROOT / "docs" / paper["page"]
+        path = ROOT / "docs" / claims.DATA / f"claims_{key}.csv"
+        head, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
+        assert tuple(head) == claims.COLUMNS and len(rows) == len(paper["claims"])
+        for row, claim in zip(rows, paper["claims"], strict=True):
+            assert row[:3] == [claim["where"], claim["claim"], claim["verdict"]]
+            assert row[3:5] == [claim["found"], claim["size"]]
+            assert len(row[5].split("; ")) >= len(claim["evidence"])
+            for link in re.findall(r"\]\(([^)]*)\)", row[5]):
+                assert (page.parent / link.partition("#")[0]).is_file(), link
+            if "record" in claim:
+                assert claim["record"] in row[5]
+
+
+def test_page_that_does_not_load_its_claims_is_refused(claims):
+    store = claims.load()
+    store["dome"]["page"] = "artifact/whisper.md"
+    with pytest.raises(ValueError, match=r"csv-table with ':file: data/claims_dome.csv'; add it"):
+        claims.files(store)
 
 
 @pytest.mark.parametrize("page", ["errata", "findings"])
 def test_tests_that_page_names_are_there(claims, page):
-    text = (ROOT / "docs" / f"{page}.md").read_text()
+    text = (ROOT / "docs" / "found" / f"{page}.md").read_text()
     named = re.findall(r"`(tests/[^`]+)`", text)
     assert named and not [item for item in named if not claims.is_there(item)]
 
@@ -59,10 +83,10 @@ def refusal(claims, path):
         ('verdict = "reproduced"', 'verdict = "holds"', "verdict is 'holds'; begin it with one of"),
         ('record = "mechanism.jsonl"', 'record = "none.jsonl"', "'none.jsonl', and no such file"),
         ('figure = "whisper_variance.png"', 'figure = "none.png"', "'none.png', and no such file"),
-        ("::test_whisper_is_theorem_two", "::test_gone", "which is not there; give PAGE"),
-        ("tests/accounting/test_views.py::", "tests/none.py::", "which is not there; give PAGE"),
-        ("reproduction.md#speed", "reproduction.md#haste", "which is not there; give PAGE"),
-        ("reproduction.md#speed", "none.md#speed", "which is not there; give PAGE"),
+        ("::test_whisper_is_theorem_two", "::test_gone", "which is not there; give FILE"),
+        ("tests/accounting/test_views.py::", "tests/none.py::", "which is not there; give FILE"),
+        ("data/whisper_speed.csv", "data/none.csv", "which is not there; give FILE"),
+        ("data/whisper_speed.csv", "whisper.md#haste", "which is not there; give FILE"),
         ('size = "theory', 'sizes = "theory', "size, sizes missing or unknown; give"),
     ],
 )
@@ -80,13 +104,13 @@ def test_broken_store_is_refused(claims, tmp_path, old, new, reported):
 @pytest.mark.parametrize(
     ("old", "new", "reported"),
     [
-        ("Holds.", "Holds|not.", "claim is 'Holds|not.'; write one line without |"),
+        ("Holds.", r"Holds\nnot.", r"claim is 'Holds\nnot.'; write one line"),
         ('claim = "Holds."', 'claim = "Holds"', "claim has no full stop at its end; add it"),
         ('"reproduced"', '"reproduced:"', "verdict is 'reproduced:'; begin it with one of"),
         ('"reproduced"', "3", "verdict is 3; give a text"),
         ('["scripts/claims.py"]', "[]", "evidence is []; give a list of texts"),
         ('["scripts/claims.py"]', '"scripts/claims.py"', "give a list of texts"),
-        ("scripts/claims.py", "tests/test_claims.py::test_(", "which is not there; give PAGE"),
+        ("scripts/claims.py", "tests/test_claims.py::test_(", "which is not there; give FILE"),
         ("size =", 'figure = "../../README.md"\nsize =', "and no such file is stored"),
         ("size =", "record = 3\nsize =", "record is 3; give a text"),
         ('title = "One"', "", "one has no title or no page; give both as texts under [one]"),
@@ -114,7 +138,7 @@ evidence = ["scripts/claims.py"]
 
 
 def test_main_takes_check_alone_and_says_error_in_one_line(claims, capsys, monkeypatch):
-    monkeypatch.setattr(claims, "pages", lambda store: pytest.fail("options are read first"))
+    monkeypatch.setattr(claims, "files", lambda store: pytest.fail("options are read first"))
     for option, status in (("--chek", 2), ("--help", 0)):
         with pytest.raises(SystemExit) as stop:
             claims.main(option)
@@ -133,6 +157,7 @@ def test_papers_without_claims_are_refused(claims, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"other has no claim; add one under \[\[other.claims\]\]"):
         claims.load(copy)
     monkeypatch.setattr(claims, "DOCS", tmp_path)
-    (tmp_path / "claims.md").write_text("# No marks\n")
-    with pytest.raises(ValueError, match=r"claims.md has no .* put both where its claims belong"):
-        claims.pages({})
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / "findings.md").write_text("# No marks\n")
+    with pytest.raises(ValueError, match=r"findings.md has no .* put both where the counts belong"):
+        claims.files({})

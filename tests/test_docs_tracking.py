@@ -1,5 +1,6 @@
-"""The tables of the page on gradient tracking's reproduction that functions of the package fill."""
+"""Data files on gradient tracking's messages and budgets: functions of the package give them."""
 
+import csv
 import dataclasses
 import re
 from functools import cache
@@ -19,7 +20,8 @@ from dpjax.topology import graphs, mixing
 from experiments import tracking_fusion
 from experiments.tracking_fusion import TITLES
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reproduction-tracking.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+DATA = DOCS / "artifact" / "data"
 CONFIG = tracking_fusion.PRESETS["cpu"]
 RIVALS = ("pp_doagt", "diff_tv_ab")
 NAMES = {
@@ -28,18 +30,14 @@ NAMES = {
 }  # fmt: skip
 
 
-def rows(text, heading):
-    """The cells of the rows below the table whose heading begins so, in order."""
-    table = text[text.index(f"| {heading} |") :].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table]
-
-
-def number(cell):
-    return float(cell.replace(",", ""))
+def rows(name):
+    """The rows of a data file without its header and its last column, the setting."""
+    text = (DATA / f"{name}.csv").read_text(encoding="utf-8")
+    return [row[:-1] for row in csv.reader(text.splitlines())][1:]
 
 
 def rounded(value):
-    """As the page shows a number."""
+    """As the file has a number."""
     return float(f"{value:.3g}")
 
 
@@ -77,13 +75,12 @@ def sent(method):
     return traffic.per_round(small, fusion.problem(fusion.make(4, seed=0))).numbers
 
 
-def differences_of_moves(text):
-    """Rows of the table of messages that the functions do not give."""
+def differences_of_moves(result):
+    """Rows of the file of messages that the functions do not give."""
     faults = []
     gamma = setting(1).gamma
-    result = rows(text, "method | numbers")
     assert [row[0] for row in result] == list(NAMES)
-    for name, numbers, _, printed, *here in result:
+    for name, numbers, _, printed, *measured in result:
         method = NAMES[name]
         variables = moves.numbers_sent(method, CONFIG.dimension)
         expected = [moves.printed_sensitivity(method, CONFIG.gradient_gap, gamma)]
@@ -91,20 +88,19 @@ def differences_of_moves(text):
             assert sent(method) == variables
             pair = [moved(method, 1, smooth).sum(axis=1) for smooth in (False, True)]
             expected += [pair[0][1], pair[0].max(), pair[1].max()]
-        display = [number(cell) for cell in (numbers, printed, *here)]
+        display = [float(cell) for cell in (numbers, printed, *filter(None, measured))]
         if display != [variables, *map(rounded, expected)]:
             faults.append(name)
     return faults
 
 
-def differences_of_budgets(text):
-    """Rows of the table of budgets that the functions do not give."""
+def differences_of_budgets(result):
+    """Rows of the file of budgets that the functions do not give."""
     faults = []
-    result = rows(text, "rival, epsilon of tracking")
     places = [(rival, index) for rival in RIVALS for index in range(len(CONFIG.epsilon))]
-    for (rival, index), (name, *cells) in zip(places, result, strict=True):
+    for (rival, index), (name, epsilon, *cells) in zip(places, result, strict=True):
         single = setting(index)
-        assert name == f"{TITLES[rival]}, {single.epsilon:g}".replace("0.1", ".1")
+        assert name == TITLES[rival] and float(epsilon) == single.epsilon
         formula = published.budget(
             rival, float(scales(index)[0]), q1=single.q1, q2=single.q2, gradient_gap=1.0,
             gamma=1.0 if rival == "pp_doagt" else single.gamma,
@@ -117,26 +113,30 @@ def differences_of_budgets(text):
             published.REPORTED[rival][single.epsilon],
             *map(rounded, (formula.epsilon, *spent)),
         ]
-        if [number(cell) for cell in cells] != expected:
+        if [float(cell) for cell in cells] != expected:
             faults.append(name)
     return faults
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("differences", [differences_of_moves, differences_of_budgets])
-def test_tables_2_and_3_are_what_functions_give(differences):
-    text = PAGE.read_text()
-    assert not differences(text)
+@pytest.mark.parametrize(
+    ("differences", "name", "first"),
+    [
+        (differences_of_moves, "tracking_messages", 1),
+        (differences_of_budgets, "tracking_budgets", 2),
+    ],
+)
+def test_tables_2_and_3_are_what_functions_give(differences, name, first):
+    result = rows(name)
+    assert not differences(result)
     # One digit elsewhere is seen, in whatever cell.
-    section = text[text.index("(Tables 2-3)\n") :].partition("\n## ")[0]
-    heading = "method | numbers" if differences is differences_of_moves else "rival, epsilon"
-    table = section[section.index(f"| {heading}") :].split("\n\n")[0]
-    for row in table.splitlines()[2:]:
-        for cell in row.strip("| ").split(" | ")[1:]:
-            if re.fullmatch(r"[-.,e0-9]+", cell.strip()):
-                broken = cell.replace(cell.strip(), f"{number(cell) * 1.02:.6g}")
-                changed = row.replace(f"| {cell} |", f"| {broken} |", 1)
-                assert changed != row and differences(text.replace(row, changed))
+    for row in result:
+        for index in range(first, len(row)):
+            if re.fullmatch(r"[-.e0-9]+", row[index]):
+                correct = row[index]
+                row[index] = f"{float(correct) * 1.02:.6g}"
+                assert differences(result)
+                row[index] = correct
 
 
 def test_what_page_says_of_moves_is_so():
@@ -180,7 +180,7 @@ def test_rule_of_thumb_of_pure_noise_is_what_plans_draw(rounds):
 @pytest.mark.slow
 def test_examples_of_tracking_run_and_measure_what_they_say(capsys):
     matches = re.findall(
-        r"```python\n(.*?)```", (PAGE.parent / "tracking.md").read_text(), re.DOTALL
+        r"```python\n(.*?)```", (DOCS / "found" / "tracking.md").read_text(), re.DOTALL
     )
     assert len(matches) == 2
     messages = []

@@ -43,6 +43,8 @@ def test_what_does_not_parse_is_refused_with_remedy(
     assert cli.main(arguments) == 2
     out, err = capsys.readouterr()
     assert not out and "--help" in err and all(word in err for word in words.split())
+    # One line of the same layout as all errors: no box of the parser's.
+    assert err.startswith("dpjax") and ": error: " in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_what_does_not_parse_is_refused_with_remedy(
             "records hold several rows for design = a, round = 1, seed = "
             "0; choose one value of graph first (where graph=er, say)",
         ),
-        (["train", "nothing.toml"], "nothing.toml does not exist; name a file that does"),
+        (["train", "nothing.toml"], "nothing.toml is not there; dpjax init writes one"),
         ([*JOIN, "nothing.npy"], "values is 'nothing.npy', which does not exist;"),
         ([*JOIN, "objects.npy"], "values is 'objects.npy', which cannot be read (it is no file"),
         ([*JOIN, "."], "values is '.', which cannot be read (Is a directory);"),
@@ -89,7 +91,8 @@ def test_errors_name_arguments(
     np.save(tmp_path / "objects.npy", np.array([{}, 1], object))
     (tmp_path / "header.csv").write_text("source,target\na,b\nb,c\nc,a\n")
     line = error(arguments, capsys)
-    assert line.startswith(f"dpjax {arguments[0]}: error: {reported}"), line
+    name = " ".join(arguments[:2] if arguments[0] == "secagg" else arguments[:1])
+    assert line.startswith(f"dpjax {name}: error: {reported}"), line
 
 
 def test_what_system_refuses_is_told_without_its_number(

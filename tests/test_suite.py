@@ -1,7 +1,9 @@
 """The suite of benchmarks: its table, its runner and its page."""
 
+import csv
 import importlib
 import importlib.util
+import re
 import shlex
 from pathlib import Path
 
@@ -70,9 +72,35 @@ def test_peer_that_is_not_installed_is_left_out(
     assert "is not installed: left out" in capsys.readouterr().out
 
 
-def test_page_is_records() -> None:
+def test_page_and_data_files_are_records() -> None:
     # Else: scripts/bench --page
-    assert _page.PAGE.read_text() == _page.page()
+    texts = _page.files()
+    for path, text in texts.items():
+        assert path.read_text() == text, path.name
+    assert {path for path in _page.DATA.glob("benchmarks_*.csv")} == texts.keys() - {_page.PAGE}
+
+
+def test_page_loads_or_links_every_data_file() -> None:
+    page = _page.PAGE.read_text()
+    written = {path.name for path in _page.DATA.glob("benchmarks_*.csv")}
+    assert written == set(re.findall(r"\(data/(benchmarks_\w*\.csv)\)", page))
+    assert ":file: data/benchmarks_peers.csv\n" in page
+
+
+def test_page_has_least_and_largest_ratio_of_every_peer() -> None:
+    page = _page.PAGE.read_text()
+    measured: dict[str, list[float]] = {}
+    with (_page.DATA / "benchmarks_peers.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            name = row["compared with"].rpartition(": ")[0]
+            measured.setdefault(name, []).append(float(row["times"].replace(",", "")))
+    shown: dict[str, list[float]] = {}
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| ([\d.,]+(?: to [\d.,]+)?) \|$", page, re.M)
+    for name, ends in rows:
+        shown.setdefault(name, []).extend(float(end.replace(",", "")) for end in ends.split(" to "))
+    ends = {name: (min(ratios), max(ratios)) for name, ratios in measured.items()}
+    assert {name: (min(ratios), max(ratios)) for name, ratios in shown.items()} == ends
+    assert len(ends) > 10
 
 
 SCRIPT = """
@@ -116,6 +144,7 @@ def test_runner_goes_on_after_failure_and_names_it(
     monkeypatch.setattr(_page, "SUITE", suite)
     monkeypatch.setattr(_page, "RECORDS", stored)
     monkeypatch.setattr(_page, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(_page, "DATA", tmp_path / "data")
 
     assert bench.main(["engine", "--quick", "--output", str(tmp_path / "quick")]) == 1
     output = capsys.readouterr()
@@ -124,7 +153,9 @@ def test_runner_goes_on_after_failure_and_names_it(
     assert bench.main([]) == 1
     assert {path.name for path in stored.iterdir()} == {"large.jsonl", "other.jsonl"}
     page = (tmp_path / "page.md").read_text()
-    assert "| `engine` | a sum of 5 | 2 s | a peer: 7 s | 3.5 |" in page
+    assert "| a sum of 5 | a peer | 3.5 |" in page and "| a sum of 6 | a peer | 3.5 |" in page
+    peers = tmp_path / "data" / "benchmarks_peers.csv"
+    assert "engine,a sum of 5,1,2 s,a peer: 7 s,3.5" in peers.read_text().splitlines()
     assert "Without a record: `small`." in page
 
     # A record with a peer that is missing now stays.
@@ -138,4 +169,6 @@ def test_runner_goes_on_after_failure_and_names_it(
     assert (stored / "large.jsonl").read_text() == text
     assert _page._stored(suite[1], stored) == [stored / "large.jsonl"]
     (stored / "large@nvidia-h200.jsonl").write_text(text.replace('"kind": "cpu"', '"kind": "H200"'))
-    assert "| a sum of 5 (2) |" in _page.page() and "2. H200, " in _page.page()
+    texts = {path.name: text.splitlines() for path, text in _page.files().items()}
+    assert "engine,a sum of 5,2,2 s,a peer: 7 s,3.5" in texts["benchmarks_peers.csv"]
+    assert any(line.startswith('2,"H200, ') for line in texts["benchmarks_machines.csv"])

@@ -3,7 +3,7 @@
 The ideal mechanism M* adds real Gaussian noise x = B z to what is protected, B = C^-1 (x) F, and
 rounds to a grid of spacing h: post-processing, as private as the Gaussian mechanism. A release M
 has normals z~ of 64 bits, colours them in float64, and rounds the same sum. What is sent differs
-only where z~ and z fall into different cells. docs/floating-point.md derives this bound:
+only where z~ and z fall into different cells. The page 'Proofs' of the manual derives this bound:
 
     M(S) <= e^eta M*(S) + beta   and   M*(S) <= e^eta M(S) + beta,   beta without a factor e^epsilon
 

@@ -53,8 +53,8 @@ __all__ = ["Forecast"]
 GOOD = {"agent": 0.5, "record": 0.2}
 """Noise over the largest drift, by unit, up to which most of what can be learned is learned.
 
-Measured, not derived: `docs/configuring.md` says how. Clipped gradients of single records agree
-less than those of agents, so they come less close to the largest drift.
+Measured, not derived: the page 'Model size: the forecast' of the manual says how. Clipped gradients
+of single records agree less than those of agents, so they come less close to the largest drift.
 """
 HOPELESS = {"agent": 4.5, "record": 2.0}
 """Noise over the largest drift, by unit, from which next to nothing is learned; measured likewise.
@@ -240,8 +240,8 @@ class Forecast:
         if self.level == "poor":
             text += (
                 f"\n  From {self.good:g} to {HOPELESS[self.unit]:g} a model keeps from most to "
-                "next to nothing of what it learns without noise:\n  docs/configuring.md has the "
-                "numbers."
+                "next to nothing of what it learns without noise:\n  the page 'Model size: the "
+                "forecast' of the manual has the numbers."
             )
         text += f"\n  To reach {self.good:g}, where it can learn, any one of:"
         return "\n    - ".join([text, *self._remedies()])

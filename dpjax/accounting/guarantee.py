@@ -426,7 +426,7 @@ class Guarantee(Record):
 
         Reference:
             Smith and Thakurta (2022), arXiv 2210.17520; Koskela, Tobaben and Honkela (2023),
-            arXiv 2209.15596; docs/accounting.md for phases that are interactive.
+            arXiv 2209.15596; the page 'Proofs' of the manual for phases that are interactive.
         """
         if self.relation is None:
             raise ValueError("relation is None: this phase is not private, and no total covers it")

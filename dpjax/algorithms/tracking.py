@@ -131,7 +131,8 @@ class Tracking(ModelSent):
 
     Attributes:
         beta: Weight of disagreement in the tracker. The paper's condition gamma beta <= 1 is
-            neither necessary nor sufficient (docs/tracking.md).
+            neither necessary nor sufficient (the page 'Gradient tracking under pure DP' of the
+            manual).
 
     Reference:
         Xie, Liu and Chai (2025), Algorithm 1.

@@ -167,8 +167,9 @@ def account(
 
     Args:
         mixing: [n, n] W.
-        algorithm: dsgd (DP-D-SGD), anti_pgd, mafalda, prefix_sum (D-MF), banded_inverse (BISR of 8
-            bands), one_step (DP-lambda-CGD of fraction 0.8), muffliato, decor, zip_dl.
+        algorithm: dsgd (independent noise), anti_pgd (anti-PGD), mafalda (MAFALDA), prefix_sum
+            (prefix sum), banded_inverse (banded inverse, 8 bands), one_step (one step, fraction
+            0.8), muffliato, decor (pair keys), zip_dl (zero sum).
         relation: What is hidden: replace_record (one record, against another), zero_out_record
             (against its absence) or replace_agent (all data of one agent, in every round). There is
             no default: the same epsilon means different things.
@@ -208,9 +209,9 @@ def account(
     """
     _validate.one_of("gradients", gradients, _ASSUMPTIONS)
     if (epochs is None) != (separation is None):
-        raise ValueError(f"epochs is {epochs} and separation {separation}; give both or neither")
+        raise ValueError(f"epochs is {epochs} and separation is {separation}; give both or neither")
     if (sigma is None) == (epsilon is None):
-        raise ValueError(f"sigma is {sigma} and epsilon {epsilon}; give one of the two")
+        raise ValueError(f"sigma is {sigma} and epsilon is {epsilon}; give one of the two")
     pattern = Participation(rounds, epochs or rounds, separation or 1)
     if relation == "replace_agent" and pattern.epochs != rounds:
         raise ValueError(
@@ -289,7 +290,7 @@ def _view(
     _validate.one_of("trust", trust, _SEES)
     if protected is not None and trust != "secldp":
         text = _validate.shown(protected)
-        raise ValueError(f"protected is {text} with trust {trust!r}; it is secldp's")
+        raise ValueError(f"protected is {text} with trust {trust!r}; leave it out, or take secldp")
     if trust == "pndp":
         return model.pndp(list(attackers))
     if trust == "ldp":
@@ -437,10 +438,7 @@ def account_command(
             f"out is {str(path)!r}, whose figure {figure.name!r} exists; name another file or "
             "delete it"
         )
-    if protected is None:
-        hidden = None
-    else:
-        hidden = nodes.find_all(names, protected, "protected")
+    hidden = None if protected is None else nodes.find_all(names, protected, "protected")
     groups = _attackers(attackers, names)
     spent = account(matrix, attackers=groups, protected=hidden, **terms)
     relation = terms["relation"]

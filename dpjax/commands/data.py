@@ -48,10 +48,7 @@ def _list() -> int:
     print(f"cache: {root}" + ("" if os.path.isdir(root) else " (does not exist yet)"))
     files = {name: root / f"{name}.npz" for name in load.available(root)}
     for name, path in (files | {cache.EGO: root / f"{cache.EGO}.edgelist"}).items():
-        if name == cache.EGO:
-            entry = _EGO
-        else:
-            entry = catalog.SETS.get(name, _CUSTOM)
+        entry = _EGO if name == cache.EGO else catalog.SETS.get(name, _CUSTOM)
         state = "can be fetched" if entry.obtainable else "to be put there"
         # A package brings it: no file of the cache is read.
         if entry.bundled:

@@ -27,10 +27,10 @@ from dpjax.topology.mixing import SquareMatrix
 
 __all__ = ["design"]
 
-COMPARED = {part.label: part for part in noise.PARTS if part.title}
+COMPARED = {part.label: part for part in noise.PARTS if part.compared}
 """Designs that are compared."""
 _Compared: TypeAlias = tuple[str, SquareMatrix, forecast_.Forecast | None]
-"""A design's title, its covariance, and what its noise leaves to learn."""
+"""A design's name, its covariance, and what its noise leaves to learn."""
 _MANY = 300
 """Above so many agents slow designs take minutes."""
 
@@ -65,8 +65,8 @@ def design(
 
     Args:
         mixing: [n, n] W.
-        kind: Which noise: whisper_horizon (least over all rounds), whisper (least in one round),
-            pairwise (DECOR) or independent (LDP).
+        kind: Which noise: whisper_horizon (Whisper, whole run: the least over all rounds), whisper
+            (Whisper: the least in one round), pairwise or independent.
         relation: What the guarantee hides: replace_agent (all data of one agent), replace_record
             (one record, against another) or zero_out_record (one record, against its absence).
             There is no default: the same epsilon means different things.
@@ -196,7 +196,8 @@ def design_command(
             f"NOTE: some agents' noise has {figures['largest_variance_ratio']:,.0f} times "
             "independent noise's variance before it cancels (agents with the same neighbours do); "
             "messages must carry that range. Bound it from Python, by a plan with "
-            "noise.Whisper('run', max_variance=20) that is saved as in docs/own_loop.md; this "
+            "noise.Whisper('run', max_variance=20) that is saved as the page 'Your own training "
+            "loop' of the manual says; this "
             "command has no option for it"
         )
     wide = plan.export().precision
@@ -238,7 +239,7 @@ def _progress(kind: str, covariance: SquareMatrix, matrix: SquareMatrix) -> None
 
 
 def _polynomial(plan: plan_.Plan, horizon: int | None, size: int) -> _Compared:
-    """Title, covariance and forecast of a polynomial of W under a plan's guarantee."""
+    """Name, covariance and forecast of a polynomial of W under a plan's guarantee."""
     part = noise.Polynomial(horizon="run" if horizon is None else horizon)
     other = plan_.make(plan.config.using(part), plan.mixing)
     assert other.noise is not None
@@ -246,7 +247,7 @@ def _polynomial(plan: plan_.Plan, horizon: int | None, size: int) -> _Compared:
     factor = other.noise.operator @ np.eye(len(plan.mixing))
     covariance = factor @ factor.T
     _progress(part.label, covariance, plan.mixing)
-    return part.title, covariance, other.forecast(size)
+    return part.look.label, covariance, other.forecast(size)
 
 
 def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> records.Rows:
@@ -273,7 +274,8 @@ def _comparison(
     forecasts = {kind: other.forecast(size) for kind, other in plans.items()}
     forecast = forecasts[chosen_kind]
     compared: list[_Compared] = [
-        (COMPARED[kind].title, other.covariance(), forecasts[kind]) for kind, other in plans.items()
+        (COMPARED[kind].look.label, other.covariance(), forecasts[kind])
+        for kind, other in plans.items()
     ]
     with contextlib.suppress(ValueError):  # There is none of some W, such as a directed one.
         compared.append(_polynomial(plan, horizon, size))
@@ -286,9 +288,9 @@ def _comparison(
     # Made once: of many agents it takes longer than all energies.
     weights = factor.T @ factor
     rows = []
-    for title, covariance, affordable in compared:
+    for name, covariance, affordable in compared:
         row = {
-            "under the same guarantee": title,
+            "under the same guarantee": name,
             "noise energy, one step": f"{spatial.energy(covariance, plan.mixing):.5g}",
             _validate.counted(rounds, "round"): f"{np.sum(weights * covariance):.5g}",
             "noise / drift": "",
@@ -311,7 +313,7 @@ def _comparison(
     elif forecast.unit == "record":
         head += f"; batches of {forecast.batch_size:,}"
     # Left out in words, so that nobody takes the list for complete.
-    absent = [part.title for kind, part in COMPARED.items() if kind not in plans]
+    absent = [part.look.label for kind, part in COMPARED.items() if kind not in plans]
     if absent:
         names = " and ".join(absent)
         head += f"\nleft out: {names}, which take minutes here; --all-designs compares them, too"

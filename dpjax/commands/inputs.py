@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -61,7 +62,9 @@ def with_arguments(function: Callable[..., Any]) -> Callable[[_Command], _Comman
         words = inspect.getdoc(function) or ""
         inherited_words = words.partition("Args:\n")[2].partition("\n\n")[0]
         text = inspect.getdoc(command) or ""
-        extended.__doc__ = text.replace("Args:\n", f"Args:\n{inherited_words}\n")
+        text = text.replace("Args:\n", f"Args:\n{inherited_words}\n")
+        # A paragraph is one line, so that an example can be copied: terminals break lines.
+        extended.__doc__ = re.sub(r"(?<=\S)\n(?: {8}|(?=\S))", " ", text)
         return extended
 
     return extend
@@ -78,12 +81,10 @@ def network(graph: str, mixing: Weights, seed: int) -> tuple[nx.Graph, SquareMat
     Raises:
         ValueError: For a graph that cannot be read, a negative seed, or one that nothing reads.
     """
-    if not isinstance(graph, str):
-        raise ValueError(f"graph is {graph!r}; give text, such as 'ring:8' or the path of a file")
     _validate.integer("seed", seed, minimum=0)
     spec = graph
     # A random graph without a seed of its own takes the command's.
-    if graph.startswith("er:") and graph.count(":") == 2:
+    if str(graph).startswith("er:") and graph.count(":") == 2:
         spec = f"{graph}:{seed}"
     elif seed:
         raise ValueError(

@@ -22,10 +22,10 @@ def plot_command(
     """Draw a figure from stored records.
 
     Rows of several settings are refused, with the column that tells them apart: --where chooses
-    one of its values. Unless x is the round, a run's last round is drawn.
+    one of its values. Unless x is the round, a run's last round is drawn. The example draws what
+    dpjax account writes.
 
-    Example: dpjax plot docs/records/spacetime_tradeoff.jsonl.gz --where graph=ring --where epochs=1
-    --x rounds --y relative
+    Example: dpjax plot dpjax-account.jsonl --where gradients=any --x victim --y mu
 
     Args:
         path: One or several record files, or folders of them, drawn together.

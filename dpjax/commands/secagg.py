@@ -42,7 +42,8 @@ def _agreed(
         dropout: Fraction of clients that may be missing.
         adversary: What the server may do: follow the protocol and be curious (semi_honest), or tell
             survivors different dropout sets (semi_malicious: one more stage, the consistency check,
-            in which they confirm to each other what they received; see docs/secagg.md).
+            in which they confirm to each other what they received; see the page 'A server and
+            secure sums' of the manual).
         enrol: Seconds for clients to enrol.
         stage: Seconds for each stage after it.
     """
@@ -137,17 +138,33 @@ def join_command(
     return 0
 
 
+# Examples are in the help of each action: in a list of both they would be broken into lines.
 _Action = (
-    Annotated[int, tyro.conf.subcommand(name="serve", constructor=serve_command)]
-    | Annotated[int, tyro.conf.subcommand(name="join", constructor=join_command)]
+    Annotated[
+        int,
+        tyro.conf.subcommand(
+            "serve",
+            description="Listen for clients and sum their vectors, round after round.",
+            constructor=serve_command,
+        ),
+    ]
+    | Annotated[
+        int,
+        tyro.conf.subcommand(
+            "join",
+            description="Take part in one sum with a vector from a file.",
+            constructor=join_command,
+        ),
+    ]
 )
 
 
 def secagg_command(action: tyro.conf.OmitSubcommandPrefixes[_Action]) -> int:
     """Secure sums over TCP: serve, join.
 
-    A server learns the sum of whole-number vectors and nothing else about them: docs/secagg.md says
-    against whom. Connections are not encrypted and clients not authenticated.
+    A server learns the sum of whole-number vectors and nothing else about them: the page 'A server
+    and secure sums' of the manual says against whom. Connections are not encrypted and clients not
+    authenticated. dpjax secagg serve --help has options and an example, as has join.
 
     Args:
         action: What to do.

@@ -301,13 +301,9 @@ def _replaced(config: Config, point: _Point) -> Config:
     for name in sorted(point):  # Whole parts come before their own fields.
         field, _, inner = name.partition(".")
         parts = vars(config) | changes
-        if inner:
-            choices = getattr(parts.get(field), "__dataclass_fields__", [field])
-        else:
-            choices = vars(config)
-        if (inner or field) not in choices:
-            text = f"grid holds {name!r}, which config lacks; choose from {', '.join(choices)}"
-            raise ValueError(text)
+        inner_fields = getattr(parts.get(field), "__dataclass_fields__", ())
+        choices = [*parts, *(f"{field}.{key}" for key in inner_fields)]
+        _validate.one_of("a field of grid", name, choices)
         value = point[name]
         if inner:
             value = dataclasses.replace(parts[field], **{inner: value})

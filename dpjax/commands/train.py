@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +29,7 @@ from dpjax.learning.supervised import supervised
 from dpjax.models import cnn, linear, mlp
 from dpjax.plans import noise, optimizers, protect
 from dpjax.plans import plan as plan_
+from dpjax.results import plots
 from dpjax.topology import nodes
 
 __all__ = ()
@@ -36,14 +37,15 @@ __all__ = ()
 TEMPLATE = """\
 # Settings of a private training run: dpjax train THIS_FILE
 # Names are classes of dpjax (dp.noise, dp.samplers, dp.optimizers, dp.methods); what stands below a
-# name are its arguments. docs/configuring.md explains all of them.
+# name are its arguments. The manual explains these under "Parts of a config".
 
 rounds = 100            # messages that every agent sends
 seeds = [0, 1, 2]       # one run each, for means and standard errors
 out = "run"             # folder for the result, its rows and a report; must not exist
 release = false         # a simulation: do not publish its models. A release (true) is for it, with
-                        # one seed and one [[noise]]: docs/configuring.md, "Releases". Its key is in
-                        # OUT.key until it ends; with OUT.checkpoint, the same command resumes it.
+                        # one seed and one [[noise]]: the page "Publish: a release" of the manual.
+                        # Its key is in OUT.key until it ends; with OUT.checkpoint, the same command
+                        # resumes it.
 
 [data]
 name = "digits"         # `dpjax data` lists the data sets; NAME.npz in the cache is yours
@@ -136,12 +138,14 @@ def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> 
         path: The file of settings.
         out: Folder to write to, in place of the file's; must not exist.
     """
+    if not path.exists():
+        raise ValueError(f"{path} is not there; dpjax init writes one")
     remedy = "mend the line that is named, or save it as UTF-8; `dpjax init` writes a whole file"
     with _files.reading(path, remedy):
         # Windows writes a byte order mark, which TOML does not know.
         text = path.read_text(encoding="utf-8-sig")
         settings = tomllib.loads(text)
-    place = "--out" if out else "setting out"
+    place = "--out" if out else f"{path}, out"
     out = out or settings.get("out", "run")
     if not isinstance(out, str | Path) or not str(out).strip():
         raise ValueError(f"{place} is {out!r}; give the name of a folder, as text")
@@ -157,7 +161,8 @@ def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> 
         )
     # A model may be in a file beside the settings, which hides no installed module.
     sys.path.append(str(path.resolve().parent))
-    plans, task = read_settings(settings)
+    with _naming({}, f"{path}, "):
+        plans, task = read_settings(settings)
     storage = None
     if plans[0].config.release:
         storage = Checkpoint(f"{folder}.checkpoint", key_file=f"{folder}.key")
@@ -168,7 +173,7 @@ def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> 
         # Tried now: after hours of training a folder that refuses is too late.
         part.mkdir(parents=True)
         part.rmdir()
-    with _naming(_part_titles(*(vars(plan.config) for plan in plans))):
+    with _naming(_part_titles(*(vars(plan.config) for plan in plans)), f"{path}, "):
         result = run_(
             plans,
             task,
@@ -195,7 +200,7 @@ def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> 
     for caption in dict.fromkeys(guarantee.caption() for guarantee in result.guarantees):
         print(caption)
     for plan in plans:
-        print(f"\n{plan.config.label}:\n{plan.protection()}")
+        print(f"\n{plots.display_name(plan.config.label)}:\n{plan.protection()}")
         epsilons = plan.guarantee.per_agent_epsilon
         if epsilons:
             pairs = zip(task.partition.names or range(len(epsilons)), epsilons, strict=True)
@@ -204,10 +209,12 @@ def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> 
     if plans[0].config.release:
         # A release's gradients are "any", under which the guarantee covers the last models.
         saved = f"Result.load({str(folder / 'result.npz')!r})"
-        print(f"publish only: {saved}.params (the models) and {saved}.guarantees[0].statement()")
-        print(f"keep private: {folder}, whose files hold metrics that no guarantee covers")
-        print(f"keep private or delete: {folder}.checkpoint, whose states no guarantee covers")
-        print(f"deleted: {folder}.key, the noise key; delete any copy of it")
+        print(
+            f"publish only: {saved}.params (the models) and {saved}.guarantees[0].statement()\n"
+            f"keep private: {folder}, whose files hold metrics that no guarantee covers\n"
+            f"keep private or delete: {folder}.checkpoint, whose states no guarantee covers\n"
+            f"deleted: {folder}.key, the noise key; delete any copy of it"
+        )
     return 0
 
 
@@ -220,12 +227,11 @@ def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
     Raises:
         ValueError: For a section or key that nothing reads, or values that parts refuse.
     """
-    # A key that nothing reads is a typing error, which would train with a default.
-    for name in settings:
-        _validate.one_of("setting", name, sorted(_SECTIONS.keys() | _PLAIN))
+    _check_keys("", settings, _SECTIONS.keys() | _PLAIN)
     for name in ("rounds", "data", "network", "model", "protect", "sampler", "optimizer"):
         if name not in settings:
-            raise ValueError(f"{name} is missing; `dpjax init` writes a whole file")
+            title = _SECTIONS.get(name, name)
+            raise ValueError(f"{title} is missing; `dpjax init` writes a whole file")
     for name in _SECTIONS.keys() & set(settings):
         value = settings[name]
         sections = value if name == "noise" else [value]
@@ -233,7 +239,7 @@ def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
             isinstance(section, Mapping) for section in sections
         ):
             remedy = f"write it as a section {_SECTIONS[name]}"
-            raise ValueError(f"{name} is {value!r}; {remedy}")
+            raise ValueError(f"{name} is {_validate.shown(value)}; {remedy}")
     matrix, task, sites = _task(settings)
     settings = {**_DEFAULTS, **settings}
     designs = []
@@ -262,18 +268,19 @@ def _budget(section: _Section, sites: _Sites) -> protect.Budget:
     """The budget, whose epsilon may name the sites."""
     budget = dict(section)
     epsilon = section.get("epsilon")
-    with _naming(_titles("budget", section)):
-        if isinstance(epsilon, Mapping):
-            # Two ways to write a letter are one name.
-            epsilons = {_validate.name(site): value for site, value in epsilon.items()}
-            if len(epsilon) != len(sites) or set(epsilons) != set(sites):
-                remedy = f"give one for each of {[*sites]}"
-                raise ValueError(f"epsilon is of {sorted(epsilon)}; {remedy}")
-            budget["epsilon"] = [epsilons[site] for site in sites]
-        elif isinstance(epsilon, list) and not _numbered(sites):
-            # The order of named sites is the file's, which a list would have to repeat.
-            remedy = f"name the sites: {{ {sites[0]!r} = 1.0, ... }}"
-            raise ValueError(f"epsilon is {epsilon!r}; {remedy}")
+    title = "[budget] epsilon"
+    if isinstance(epsilon, Mapping):
+        # Two ways to write a letter are one name.
+        epsilons = {_validate.name(site): value for site, value in epsilon.items()}
+        _check_keys(f"{title} ", epsilons, set(sites))
+        if len(epsilon) != len(sites) or len(epsilons) != len(sites):
+            remedy = f"give one for each of {[*sites]}"
+            raise ValueError(f"{title} is of {sorted(epsilon)}; {remedy}")
+        budget["epsilon"] = [epsilons[site] for site in sites]
+    elif isinstance(epsilon, list) and not _numbered(sites):
+        # The order of named sites is the file's, which a list would have to repeat.
+        remedy = f"name the sites: {{ {sites[0]!r} = 1.0, ... }}"
+        raise ValueError(f"{title} is {epsilon!r}; {remedy}")
     return _called("budget", protect.Budget, budget)
 
 
@@ -296,11 +303,12 @@ def _part_titles(*configs: _Section) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _naming(titles: Mapping[str, str]) -> Iterator[None]:
+def _naming(titles: Mapping[str, str], place: str = "") -> Iterator[None]:
     """Name settings where errors of the block begin with the argument that a setting becomes.
 
     Args:
         titles: Arguments, and what errors call them: the section and the key, or a file.
+        place: What all errors of the block begin with.
     """
     try:
         yield
@@ -309,8 +317,9 @@ def _naming(titles: Mapping[str, str]) -> Iterator[None]:
         # "test y" comes before "test".
         for argument in sorted(titles, key=len, reverse=True):
             if text.startswith(f"{argument} "):
-                raise ValueError(titles[argument] + text.removeprefix(argument)) from error
-        raise
+                text = titles[argument] + text.removeprefix(argument)
+                break
+        raise ValueError(place + text) from error
 
 
 def _task(settings: _Section) -> tuple[np.ndarray, Problem, _Sites]:
@@ -322,7 +331,7 @@ def _task(settings: _Section) -> tuple[np.ndarray, Problem, _Sites]:
     sites = nodes.labels(graph)
     data = {"partition": "iid", "seed": 0} | settings["data"]
     keys = {"name", "partition", "alpha", "seed", "test"}
-    _keys("data", data, keys)
+    _check_keys("[data] ", data, keys)
     with _naming(_titles("data", keys)):
         records = load.load(data.get("name"))
         # What has no effect is refused, so that nobody counts on it.
@@ -335,30 +344,26 @@ def _task(settings: _Section) -> tuple[np.ndarray, Problem, _Sites]:
             raise ValueError(f"{name} is {data[name]!r}, and {unread[name]}; leave it out")
         _validate.integer("seed", data["seed"], minimum=0)
         _validate.one_of("partition", data["partition"], ("iid", "dirichlet", "owner"))
-    if records.name in catalog.SETS:
-        source = records.name
-    else:
-        source = records.source
-    titles = _titles("data", keys) | {"fraction": "[data] test", "owners": f"owner of {source}"}
-    titles |= {"n": "[network] graph", "labels": f"[network] graph {network['graph']}"}
+    source = records.name if records.name in catalog.SETS else records.source
+    titles = _titles("data", keys) | {
+        "fraction": "[data] test", "owners": f"[data] owner of {source}",
+        "n": "[network] graph", "labels": f"[network] graph {network['graph']}",
+    }  # fmt: skip
     arrays = ("x", "y", "train x", "train y", "test x", "test y")
-    titles |= {name: f"{name} of {source}" for name in arrays}
+    titles |= {name: f"[data] {name} of {source}" for name in arrays}
     with _naming(titles):
         train, test, shards = _dealt(data, records, source, sites)
     model = dict(settings["model"])
-    options = {}
-    for name in ("loss", "metrics", "class_weights"):
-        if name in model:
-            options[name] = model.pop(name)
+    names = {"loss", "metrics", "class_weights"}
+    options = {name: model.pop(name) for name in names & set(model)}
     loss = options.pop("loss", "cross_entropy")
     name = model.pop("name", "MLP")
-    with _naming(_titles("model", {"name"})):
-        kind = (_MODELS.get(name) if isinstance(name, str) else None) or _imported(name)
+    kind = (_MODELS.get(name) if isinstance(name, str) else None) or _imported(name)
     for field in ("outputs", "classes"):
         if loss == "cross_entropy" and field in inspect.signature(kind).parameters:
             # Labels are data: that their number is public is said in the template.
             model.setdefault(field, int(max(train[1].max(), test[1].max())) + 1)
-    titles |= _titles("model", {"loss", "metrics", "class_weights"}) | {"model": "[model]"}
+    titles |= _titles("model", names) | {"model": "[model]"}
     try:
         # A class of the user's own may call its arguments what keys of other sections become.
         module = _called("model", kind, model)
@@ -367,7 +372,7 @@ def _task(settings: _Section) -> tuple[np.ndarray, Problem, _Sites]:
     except ValueError:
         raise
     except Exception as error:  # A class of the user's own may raise anything.
-        text = f"{type(error).__name__}: {error}"
+        text = _validate.said(error)
         raise ValueError(f"[model] is {name!r}, which cannot be made ({text}); mend it") from error
     return matrix, task, sites
 
@@ -407,18 +412,19 @@ def _numbered(sites: _Sites) -> bool:
 
 def _imported(name: str) -> type[nn.Module]:
     """A class of the user's own."""
+    title = f"[model] name is {name!r}"
     # As entry points name a class: module:Class.
     module, colon, attribute = str(name).partition(":")
     if not colon:
-        names = ", ".join(_MODELS)
-        raise ValueError(f"name is {name!r}; choose one of {names}, or your own 'module:Class'")
+        choice = _validate.choice(name, _MODELS)
+        raise ValueError(f"{title}; {choice}, or your own 'module:Class'")
     try:
         model = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
-        text = f"{type(error).__name__}: {error}; put {module}.py beside the file of settings"
-        raise ValueError(f"name is {name!r}, which cannot be imported: {text}") from None
+        text = f"{_validate.said(error)}; put {module}.py beside the file of settings"
+        raise ValueError(f"{title}, which cannot be imported: {text}") from None
     if not (isinstance(model, type) and issubclass(model, nn.Module)):
-        raise ValueError(f"name is {name!r}, a {type(model).__name__}; name a class of modules")
+        raise ValueError(f"{title}, a {type(model).__name__}; name a class of modules")
     return model
 
 
@@ -427,8 +433,7 @@ def _part(section: str, section_values: _Section) -> Any:
     values = dict(section_values)
     classes = vars(_PARTS[section])
     names = [name for name in classes["__all__"] if inspect.isclass(classes[name])]
-    with _naming(_titles(section, {"name"})):
-        name = _validate.one_of("name", values.pop("name", None), names)
+    name = _validate.one_of(f"{_SECTIONS[section]} name", values.pop("name", None), names)
     return _called(section, classes[name], values)
 
 
@@ -436,22 +441,21 @@ def _called(section: str, kind: Callable[..., Any], values: _Section) -> Any:
     """What a class makes of arguments; lists become tuples."""
     # The class says which settings there are; its own checks say which values.
     parameters = inspect.signature(kind).parameters
-    _keys(section, values, set(parameters) - {"parent"})
-    required = set()
-    for name, parameter in parameters.items():
-        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.default is parameter.empty and not variadic:
-            required.add(name)
+    _check_keys(f"{_SECTIONS[section]} ", values, set(parameters) - {"parent"})
     with _naming(_titles(section, parameters)):
-        missing = sorted(required - set(values))
-        if missing:
-            raise ValueError(f"{missing[0]} is missing; {kind.__name__} needs it")
+        for name, parameter in parameters.items():
+            variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if parameter.default is parameter.empty and not variadic and name not in values:
+                raise ValueError(f"{name} is missing; {kind.__name__} needs it")
         return kind(**{name: _tuples(value) for name, value in values.items()})
 
 
-def _keys(section: str, values: _Section, names: set[str]) -> None:
+def _check_keys(place: str, values: _Section, names: Set[str]) -> None:
+    """Refuse a key that nothing reads: a typing error, which would train with a default."""
     for name in values:
-        _validate.one_of(f"setting of {_SECTIONS[section]}", name, sorted(names))
+        if name not in names:
+            remedy = _validate.choice(name, sorted(names))
+            raise ValueError(f"{place}{name} is unknown; {remedy}")
 
 
 def _tuples(value: Any) -> Any:

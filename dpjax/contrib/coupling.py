@@ -1,4 +1,4 @@
-"""How much noise DECOR leaves on the graph that a run is on, and on others."""
+"""How much pairwise noise remains on the graph that a run is on, and on others."""
 
 from dpjax.mechanism import spatial
 from dpjax.topology import graphs, mixing
@@ -7,13 +7,13 @@ __all__ = ["remark", "shares"]
 
 
 def shares(agents: int, probability: float, rounds: int, seed: int, count: int = 5) -> list[float]:
-    """Return DECOR's noise over a run relative to LDP's, on the first connected random graphs.
+    """Return pairwise noise over a run relative to independent noise, on connected random graphs.
 
     Args:
         agents: Number of agents.
         probability: Edge probability.
         rounds: Rounds of the run.
-        seed: First seed tried.
+        seed: First seed tried; the connected graphs that follow are taken.
         count: How many graphs.
 
     Example:
@@ -27,9 +27,9 @@ def shares(agents: int, probability: float, rounds: int, seed: int, count: int =
         # The first seed of the next graph, so that no graph comes twice.
         seed = graph.graph["seed"] + 1
         matrix = mixing.metropolis_hastings(graph)
-        decor_energy = spatial.energy(spatial.pairwise(matrix, 1.0), matrix, horizon=rounds)
-        ldp_energy = spatial.energy(spatial.independent(matrix, 1.0), matrix, horizon=rounds)
-        energy_shares.append(decor_energy / ldp_energy)
+        pairwise = spatial.energy(spatial.pairwise(matrix, 1.0), matrix, horizon=rounds)
+        independent = spatial.energy(spatial.independent(matrix, 1.0), matrix, horizon=rounds)
+        energy_shares.append(pairwise / independent)
     return energy_shares
 
 
@@ -50,6 +50,6 @@ def remark(agents: int, probability: float, rounds: int, seed: int) -> str:
     first, *others = shares(agents, probability, rounds, seed)
     return (
         f"{agents} agents; one graph for each edge probability (seed {seed}). On the one of "
-        f"{probability:g} DECOR's noise over the run is {first:.2f} of LDP's; {min(others):.2f} to "
-        f"{max(others):.2f} on four others."
+        f"{probability:g} pairwise noise over the run is {first:.2f} of independent noise; "
+        f"{min(others):.2f} to {max(others):.2f} on four others."
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _files
+from dpjax import _files, _validate
 from dpjax.data import cache as cache_
 from dpjax.data import canonical, catalog
 from dpjax.data.canonical import Dataset
@@ -61,9 +61,8 @@ def load(name: str, *, cache: _files.PathLike | None = None, download: bool = Tr
     path = root / f"{name}.npz"
     new = not os.path.exists(path)
     if os.sep in name or (new and entry is None):
-        choices = ", ".join(available(root))
-        remedy = _own_file(name, root)
-        raise ValueError(f"name is {name!r}; choose one of {choices}, or {remedy}")
+        choices = _validate.choice(name, available(root))
+        raise ValueError(f"name is {name!r}; {choices}, or {_own_file(name, root)}")
     # An own file has no published digest.
     entry = entry or catalog.Known(f"the file {path}")
     if new:
@@ -102,7 +101,7 @@ def _own_file(name: str, root: Path) -> str:
     table = name if suffix else f"{name}.csv"
     return (
         f"put yours as {stem}.npz into {root}: NAME.npz is the one format that is read, and no "
-        f"CSV. To convert: import numpy, pandas; table = pandas.read_csv({table!r}); "
+        f"CSV; to convert: import numpy, pandas; table = pandas.read_csv({table!r}); "
         f"numpy.savez({str(root / stem)!r}, x=table.drop(columns='LABEL').to_numpy(float), "
         "y=table['LABEL'].to_numpy(float))"
     )

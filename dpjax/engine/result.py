@@ -135,9 +135,11 @@ class Result:
 
     def __str__(self) -> str:
         """The line of `repr`, and each plan's guarantee in sentences."""
+        from dpjax.results import plots
+
         lines = [repr(self)]
         for terms, guarantee in zip(self.terms, self.guarantees, strict=True):
-            lines.append(f"{terms['label']}: {guarantee.statement()}")
+            lines.append(f"{plots.display_name(terms['label'])}: {guarantee.statement()}")
         return "\n".join(lines)
 
     def rows(self, **extra: Any) -> list[Fields]:
@@ -215,9 +217,9 @@ class Result:
     def summary(self) -> str:
         """A table of the last metrics: mean +- standard error over seeds, one line for each plan.
 
-        ``epsilon`` is that of each plan's guarantee, rounded up, or the range of its agents'.
-        ``protected`` is whom it protects from whom; ``str(result)`` states all of it. Metrics are
-        means over agents.
+        ``design`` is the design's name in figures; rows and `model` have its label. ``epsilon`` is
+        that of each plan's guarantee, rounded up, or the range of its agents'. ``protected`` is
+        whom it protects from whom; ``str(result)`` states all of it. Metrics are means over agents.
         """
         from dpjax.results import tables
 
@@ -401,7 +403,8 @@ class Result:
         Guarantee: none beyond that of the result. The file holds ``params``, which the guarantees
         cover except under gradients="view". It also holds metrics, which no guarantee covers, and
         seeds, with which a simulation's noise can be subtracted. It never holds a noise key. Only
-        its owner may read it (mode 0600): read SECURITY.md before you pass it on.
+        its owner may read it (mode 0600): read the page 'Security and the threat model' of the
+        manual before you pass it on.
 
         Args:
             path: The file; ``.npz`` is appended where there is no suffix.

@@ -146,7 +146,10 @@ _LIBRARIES = {
     *("dpjax", "jax", "jaxlib", "ml_dtypes", "flax", "optax", "numpy", "scipy"),
     *("jax_privacy", "dp_accounting"),
 }
-"""Packages whose classes and functions are no user's own: SECURITY.md says they are trusted."""
+"""Packages whose classes and functions are no user's own.
+
+The page 'Security and the threat model' of the manual says that they are trusted.
+"""
 
 _PROGRAMS = ("Jaxpr", "ClosedJaxpr", "Exported")
 """Classes of JAX's that hold what a function of anybody's was traced to."""

@@ -71,7 +71,9 @@ class ScaledNoise(abc.ABC):
     """
 
     label = ""
-    """What records, figures and plans call the design."""
+    """What records, plans and the command line call the design."""
+    paper = ""
+    """What its paper calls it; "" where it is of no paper."""
     secrets: ClassVar[records.Secrets | None] = None
     """As `dpjax.plans.calibration.Calibrated.secrets`."""
 
@@ -198,7 +200,8 @@ class PairKeys(ScaledNoise):
 
     label = "pair_keys"
     secrets = "links"
-    look = Look("DECOR, keys at both ends", "#44AA99", "<", (0, (5, 1.5, 1, 1.5, 1, 1.5)))
+    look = Look("pair keys", "#44AA99", "<", (0, (5, 1.5, 1, 1.5, 1, 1.5)))
+    paper = "DECOR"
     terms = NoiseTerms(
         attackers=KEYS_APART,
         payloads=("dsgd",),
@@ -290,7 +293,8 @@ class ZeroSum(ScaledNoise):
 
     label = "zip_dl"
     secrets = "links"
-    look = Look("Zip-DL", "#CC6677", ">", "--")
+    look = Look("zero sum", "#CC6677", ">", "--")
+    paper = "Zip-DL"
     terms = NoiseTerms(
         attackers=(("node", "view"), ("coalition", "view")),
         payloads=("links",),

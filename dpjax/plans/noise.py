@@ -2,8 +2,8 @@
 
 Each part makes a covariance R over agents, a strategy C over rounds, or both; what they share
 stands here once: how a target's bound on R becomes the factor that runs. What that costs, and the
-bound itself, stand in `dpjax.plans.calibration`. A design is its class: label, look in figures,
-title of the command line and terms of its guarantee stand there, and `DESIGNS` lists all.
+bound itself, stand in `dpjax.plans.calibration`. A design is its class: its names, its look in
+figures and the terms of its guarantee stand there, and `DESIGNS` lists all.
 """
 
 import contextlib
@@ -94,6 +94,8 @@ class Correlated:
 
     account = ""
     """What `dpjax account` says of sigma; "" where the command does not offer it."""
+    compared = False
+    """Whether `dpjax design` offers it."""
     slow = False
     """Whether its solver takes minutes for hundreds of agents."""
     terms = CORRELATED
@@ -104,17 +106,17 @@ class Correlated:
     # Read-only here: a subclass gives a plain value, or computes it from its parameters.
     @property
     def label(self) -> str:
-        """What records, figures and plans call the design."""
+        """What records, plans and the command line call the design."""
         return ""
 
     @property
     def look(self) -> Look:
-        """How figures draw it."""
+        """How figures draw it; its label is the name in figures, tables and summaries."""
         raise NotImplementedError
 
     @property
-    def title(self) -> str:
-        """What `dpjax design` calls it; "" where the command does not offer it."""
+    def paper(self) -> str:
+        """What its paper calls it; "" where it is of no paper."""
         return ""
 
     @property
@@ -196,7 +198,7 @@ class Correlated:
 
 
 class Independent(Correlated):
-    """Noise of its own at every agent: LDP.
+    """Noise of its own at every agent; papers call it LDP.
 
     Example:
         >>> from dpjax.plans import noise
@@ -205,13 +207,14 @@ class Independent(Correlated):
     """
 
     label = "independent"
-    look = Look("LDP", "#E69F00", "o")
-    title = "LDP (independent)"
+    look = Look("independent", "#E69F00", "o")
+    paper = "LDP"
+    compared = True
     terms = TO_SERVER
 
 
 class Pairwise(Correlated):
-    """Noise that cancels over links: DECOR, with one seed for all agents.
+    """Noise that cancels over links, as DECOR's does, with one seed for all agents.
 
     Example:
         >>> from dpjax.plans import noise
@@ -220,8 +223,9 @@ class Pairwise(Correlated):
     """
 
     label = "pairwise"
-    look = Look("DECOR (pairwise)", "#009E73", "s", "-.")
-    title = "DECOR (pairwise)"
+    look = Look("pairwise", "#009E73", "s", "-.")
+    paper = "DECOR (as Whisper's paper has it)"
+    compared = True
     terms = SHARED_SEED
 
     def over_agents(self, target: Target, bound: AgentBound) -> Design:
@@ -253,6 +257,7 @@ class Whisper(Correlated):
     max_variance: float | None = None
     subgroups: tuple[tuple[int, ...], ...] | None = None
 
+    compared = True
     slow = True
     terms = SHARED_SEED
 
@@ -287,12 +292,12 @@ class Whisper(Correlated):
         """How figures draw it."""
         if self.horizon is None:
             return Look("Whisper", "#0072B2", "^", "--")
-        return Look("Whisper, horizon-aware", "#D55E00", "D")
+        return Look("Whisper, whole run", "#D55E00", "D")
 
     @property
-    def title(self) -> str:
-        """What `dpjax design` calls it."""
-        return "Whisper, one step" if self.horizon is None else "Whisper, horizon"
+    def paper(self) -> str:
+        """What the paper calls the noise for one step."""
+        return "Whisper D-SGD; CorN-DSGD in its second version" if self.horizon is None else ""
 
     def _rounds(self, target: Target) -> int | None:
         return target.rounds if self.horizon == "run" else self.horizon
@@ -338,7 +343,8 @@ class AntiPgd(Correlated):
     """
 
     label = "anti_pgd"
-    look = Look("Anti-PGD", "#56B4E9", "P", "-.")
+    look = Look("anti-PGD", "#56B4E9", "P", "-.")
+    paper = "Anti-PGD"
     account = f"sigma x clip x (C^-1 Z)_t, z_t - z_t-1; {_SCALED}"
     terms = OWN_KEYS
     temporal = True
@@ -386,7 +392,7 @@ class _Banded(Correlated):
 
 @dataclass(frozen=True)
 class PrefixSum(_Banded):
-    """Noise optimised for the sums of gradients over rounds: D-MF.
+    """Noise optimised for the sums of gradients over rounds; papers call it D-MF.
 
     With one agent and ``bands`` it is banded matrix factorization (Choquette-Choo et al. 2023).
 
@@ -397,7 +403,8 @@ class PrefixSum(_Banded):
     """
 
     label = "prefix_sum"
-    look = Look("D-MF", "#999933", "X", "--")
+    look = Look("prefix sum", "#999933", "X", "--")
+    paper = "D-MF"
     terms = TO_SERVER
 
 
@@ -413,12 +420,15 @@ class Mafalda(_Banded):
 
     label = "mafalda"
     look = Look("MAFALDA", "#882255", "p")
+    paper = "MAFALDA-SGD"
     of_network = True
 
 
 @dataclass(frozen=True)
 class BandedInverse(Correlated):
-    """Noise that is a sum over the last rounds, near the optimum for prefix sums: BISR.
+    """Noise that is a sum over the last rounds, near the optimum for prefix sums.
+
+    Papers call it BISR.
 
     Attributes:
         bands: Rounds that the noise of a round is a sum over (`banded.banded_inverse`), or all
@@ -433,7 +443,8 @@ class BandedInverse(Correlated):
     bands: int = 8
 
     label = "banded_inverse"
-    look = Look("BISR", "#AA4499", "1", _DOTS)
+    look = Look("banded inverse", "#AA4499", "1", _DOTS)
+    paper = "BISR"
     account = _OVER_ROUNDS
     terms = OWN_KEYS
     temporal = True
@@ -451,7 +462,7 @@ class BandedInverse(Correlated):
 
 @dataclass(frozen=True)
 class OneStep(Correlated):
-    """Noise that takes back a fraction of the last round's: DP-lambda-CGD.
+    """Noise that takes back a fraction of the last round's; papers call it DP-lambda-CGD.
 
     A run of large models keeps no noise: it draws the last round's again.
 
@@ -468,7 +479,8 @@ class OneStep(Correlated):
     fraction: float = 0.8
 
     label = "one_step"
-    look = Look("DP-lambda-CGD", "#CC6677", "2", "-.")
+    look = Look("one step", "#CC6677", "2", "-.")
+    paper = "DP-lambda-CGD"
     account = _OVER_ROUNDS
     terms = OWN_KEYS
     temporal = True
@@ -538,7 +550,7 @@ class Covariance(Correlated):
     Attributes:
         matrix: [n, n] R, symmetric positive definite, at any scale; None where a design that was
             made of it is given to the plan.
-        name: What records and figures call it; no label or title of the package's designs, and
+        name: What records and figures call it; no name of the package's designs, and
             without "(", which begins the parameters in their labels.
         strategy: [T, T] float64 C over rounds, lower triangular, at any scale; None is noise that
             is fresh in every round.
@@ -666,8 +678,8 @@ def check_design(part: Any) -> None:
 
 
 def _check_label(argument: str, label: Any, subject: str) -> None:
-    titles = [part.look.label for part in DESIGNS.values()]
-    taken = ("covariance", "central", "non_private", *DESIGNS, *titles)
+    names = [part.look.label for part in DESIGNS.values()]
+    taken = ("covariance", "central", "non_private", *DESIGNS, *names)
     plain = isinstance(label, str) and label.isprintable() and label == label.strip()
     # A config's label has its design's parameters in brackets.
     if not plain or not 1 <= len(label) <= 60 or label in taken or "(" in label:

@@ -61,8 +61,8 @@ class Polynomial:
     horizon: int | Literal["run"] | None = None
 
     label = "polynomial"
-    look = Look("polynomial of W", "#CC79A7", "+", "--")
-    title = "Polynomial of W (dp.noise.Polynomial)"
+    look = Look("polynomial", "#CC79A7", "+", "--")
+    paper = ""
     terms = NoiseTerms(
         released=False,
         known_variance=False,

@@ -56,7 +56,9 @@ class _Scheduled:
     schedule: float | tuple[float, ...] = 1.0
 
     label = ""
-    """What records, figures and plans call the design."""
+    """What records, plans and the command line call the design."""
+    paper = ""
+    """What its paper calls it; "" where it is of no paper."""
     temporal = True
     kind: ClassVar[noise_.Kind]
     total: ClassVar[Callable[..., float]]
@@ -165,7 +167,8 @@ class ScheduledLaplace(_Scheduled):
     L1 in it, whatever was sent before (`sensitivities`: the method's, from the clip or the assumed
     gap), all messages together are (sum_k s_k / nu_k)-DP against an outsider who sees every
     message. Under D-SGD s_k is twice the clip norm; under tracking the step before times the gap.
-    Simulations only: what float32 adds is not in it (docs/floating-point.md).
+    Simulations only: what float32 adds is not in it (the page 'Noise of finite precision' of the
+    manual).
 
     Reference:
         Dwork, McSherry, Nissim and Smith (2006); adaptive composition of pure losses.
@@ -178,7 +181,7 @@ class ScheduledLaplace(_Scheduled):
 
     label = "laplace"
     kind = "laplace"
-    look = Look("Laplace", "#AA4499", "h", "--")
+    look = Look("scheduled Laplace", "#AA4499", "h", "--")
     terms = dataclasses.replace(SCHEDULED, loss="pure")
 
     total = staticmethod(pure.epsilon_of_sensitivities)
@@ -212,7 +215,7 @@ class ScheduledGaussian(_Scheduled):
 
     label = "normal"
     kind = "normal"
-    look = Look("Gaussian, by schedule", "#117733", "d", "-.")
+    look = Look("scheduled Gaussian", "#117733", "d", "-.")
     terms = SCHEDULED
 
     total = staticmethod(pure.mu_of_sensitivities)

@@ -138,7 +138,7 @@ class SumShares(ScaledNoise, _InShares):
 
     label = "aggregate"
     secrets = "shares"
-    look = Look("in a secure sum", "#882255", "8", ":")
+    look = Look("secure sum", "#882255", "8", ":")
     terms = dataclasses.replace(
         _SUMMED,
         attackers=(("aggregator", "any"), ("outsider", "any")),
@@ -217,7 +217,8 @@ class Discrete(_InShares):
     variance: int | None = None
 
     label = "discrete"
-    look = Look("whole numbers in a secure sum", "#56B4E9", "H")
+    look = Look("discrete", "#56B4E9", "H")
+    paper = "DDGauss"
     terms = dataclasses.replace(_SUMMED, loss="zcdp")
     integer_encoded = True
     temporal = False

@@ -53,7 +53,7 @@ Tol's, which colour-blind readers can tell apart; markers and line styles tell t
 figure that is printed in grey."""
 
 TITLES = {name: look.label for name, look in LOOKS.items()}
-"""What the legend says."""
+"""Names of designs in figures, tables and summaries, by their labels."""
 
 _COLORS = ("#0072B2", "#E69F00", "#117733", "#D55E00", "#AA4499", "#56B4E9", "#000000")
 _TURNS = [
@@ -91,7 +91,7 @@ _STYLE: Any = {
     "lines.markersize": 4.5,
     "legend.frameon": False,
     "figure.facecolor": "white",
-    "savefig.facecolor": "white",
+    "savefig.facecolor": "auto",  # the figure's own
     "axes.unicode_minus": False,
     "text.usetex": False,
     "svg.fonttype": "path",  # looks the same where the font is missing
@@ -364,8 +364,8 @@ def _chosen(frame: "pandas.DataFrame", condition: str) -> "pandas.DataFrame":
 
     rows = frame[cells.map(keeps).astype(bool)]
     if not len(rows):
-        values = ", ".join(sorted(set(map(str, cells)))[:12])
-        raise ValueError(f"where is {condition!r}, of which there is no row; it is {values}")
+        remedy = _validate.choice(value, sorted(set(map(str, cells)))[:12])
+        raise ValueError(f"where is {condition!r}, of which there is no row; {remedy}")
     return rows
 
 
@@ -412,6 +412,22 @@ def _named(frame: "pandas.DataFrame", column: str) -> str:
     return "largest epsilon of an agent" if by_agent else column.replace("_", " ")
 
 
+def display_name(label: str) -> str:
+    """Return the name of a config's design in figures, tables and summaries.
+
+    Args:
+        label: The config's, as in records: of another text it is the name itself.
+    """
+    design, bracket, parameters = label.partition("(")
+    if design not in TITLES:
+        return label
+    name = TITLES[design]
+    if parameters.startswith("horizon"):
+        # A horizon of so many rounds is not that of the whole run.
+        name = name.partition(",")[0]
+    return f"{name} ({parameters}" if bracket else name
+
+
 def _look(
     name: records.Cell, styles: Mapping[records.Cell, Look], turns: dict[records.Cell, int]
 ) -> dict[str, Any]:
@@ -424,10 +440,8 @@ def _look(
         label = f"{name:g}"
     else:
         label = str(name).replace("$", r"\$")
-    design, bracket, parameters = label.partition("(")
-    if bracket and design in LOOKS:
-        label = f"{LOOKS[design].label} ({parameters}"
-    return dict(zip(options, (label, *turn), strict=True)) | {"markerfacecolor": "white"}
+    look = (display_name(label), *turn)
+    return dict(zip(options, look, strict=True)) | {"markerfacecolor": "white"}
 
 
 def _draw(

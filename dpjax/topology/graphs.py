@@ -468,13 +468,13 @@ def parse(spec: str) -> nx.Graph:
         raise ValueError(f"graph is {text}; give text, such as 'ring:8' or the path of a file")
     name, *words = str(spec).split(":")
     if name not in _NAMED:
-        names = ", ".join(_NAMED)
         try:
             return from_edgelist(spec)
         except FileNotFoundError:
             raise ValueError(
-                f"graph is {spec!r}, neither a file nor a known name; give an edge-list file or "
-                f"one of {names} (as in er:20:0.5 or ring:12)"
+                f"graph is {spec!r}, neither a file nor a known name; "
+                f"{_validate.choice(name, _NAMED)} (as in er:20:0.5 or ring:12), or give an "
+                "edge-list file"
             ) from None
     function = _NAMED[name]
     # A command line gives the numbers of a function's signature, and no paths.
@@ -485,7 +485,8 @@ def parse(spec: str) -> nx.Graph:
     if not required <= len(words) <= allowed:
         choice = required if required == allowed else f"{required} to {allowed}"
         raise ValueError(
-            f"graph is {spec!r} with {len(words)} numbers after {name!r}; give {choice}"
+            f"graph is {spec!r} with {_validate.counted(len(words), 'number')} after {name!r}; "
+            f"give {choice}"
         )
     try:
         arguments = [number.annotation(word) for number, word in zip(numbers, words, strict=False)]

@@ -116,11 +116,11 @@ def find(names: _Names, word: str, argument: str = "node") -> int:
     if counted and not called and name == word.removeprefix(_INDEX):
         if any(label.isdecimal() for label in names):
             remedy = f"{_INDEX}{word} is {title(names, *counted)}"
-            _refuse(names, f"{argument} is {word!r}, a number that is no label here; {remedy}")
+            _refuse(names, f"{argument} is {word!r}, a number that is no label here; {remedy}", "")
     # The label of one node may be the index of another.
     matches = sorted(called | counted)
     if not matches:
-        _refuse(names, f"{argument} is {word!r}, which is no node")
+        _refuse(names, f"{argument} is {word!r}, which is no node", name)
     if len(matches) > 1:
         twins = " or ".join(title(names, index) for index in matches[:2])
         ways = f"{_LABEL}{word} or {_INDEX}{word}"
@@ -159,10 +159,11 @@ def _counted(names: _Names, word: str) -> set[int]:
     return {int(word)} & set(range(len(names)))
 
 
-def _refuse(names: _Names, reason: str) -> NoReturn:
-    """Refuse, with what there is to choose from."""
-    several = f"0 .. {len(names) - 1}"
+def _refuse(names: _Names, reason: str, word: str) -> NoReturn:
+    """Refuse, with what there is to choose from, the label nearest to a word first."""
+    remedy = f"give 0 .. {len(names) - 1}"
     if have_names(names):
         listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        several = f"a label ({listed}), or {_INDEX}0 .. {_INDEX}{len(names) - 1}"
-    raise ValueError(f"{reason}; give {several}")
+        remedy = f"give a label ({listed}), or {_INDEX}0 .. {_INDEX}{len(names) - 1}"
+        remedy = _validate.choice(word, names, remedy)
+    raise ValueError(f"{reason}; {remedy}")

@@ -224,7 +224,7 @@ def scheduled(
     accounting, from the scales as the leaf's dtype rounds them. It is a simulation's noise, never
     a release's: floating-point sums of any scale distinguish neighbours by their last bits, and
     noise far smaller than the number that it is added to is rounded away
-    (docs/floating-point.md).
+    (the page 'Noise of finite precision' of the manual).
 
     Args:
         scales: [T] scale of each round's noise, in the units of the updates; zero adds nothing.

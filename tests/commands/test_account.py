@@ -408,7 +408,7 @@ def test_distances_follow_messages() -> None:
         (["--trust", "secldp"], "pairwise secrets"),
         (["--algorithm", "zip_dl", "--trust", "secldp"], "pairwise secrets"),
         (["--algorithm", "zip_dl", "--gossip-steps", "2"], "gossip_steps is 2 with zip_dl"),
-        (["--protected", "1"], "protected is .*secldp's"),
+        (["--protected", "1"], "protected is .* with trust .*; leave it out, or take secldp"),
         (["--algorithm", "decor", "--trust", "secldp", "--attackers", "0", "--protected", "0"],
          "protected holds the attackers"),
         (["--shared", "2"], "shared is 2.0 with dsgd"),
@@ -418,7 +418,7 @@ def test_distances_follow_messages() -> None:
         (["--algorithm", "mafalda", "--epochs", "3", "--separation", "1"], "participation is"),
         (["--epochs", "2", "--separation", "2", "--relation", "replace_agent"], "every round"),
         (["--sigma", "0"], "sigma is 0"),
-        (["--epsilon", "3"], "sigma is 2.0 and epsilon 3.0; give one"),
+        (["--epsilon", "3"], "sigma is 2.0 and epsilon is 3.0; give one"),
         (["--delta", "1"], "delta is 1"),
         (["--rounds", "0"], "rounds is 0"),
         (["--out", "nowhere/it.jsonl"], "folder does not exist"),
@@ -507,9 +507,9 @@ def test_another_word_for_gradients_is_refused(gradients: Any) -> None:
     terms: dict[str, Any] = {"relation": "replace_agent", "rounds": 5}
     matrix = mixing.metropolis_hastings(graphs.ring(4))
     for name in ("sigma", "epsilon"):
-        with pytest.raises(ValueError, match=r"gradients is .*; choose one of any, view"):
+        with pytest.raises(ValueError, match=r"gradients is .*choose one of any, view"):
             account(matrix, gradients=gradients, **{**terms, name: 1.0})
-    with pytest.raises(ValueError, match=r"gradients is .*; choose one of any, view"):
+    with pytest.raises(ValueError, match=r"gradients is .*choose one of any, view"):
         account(matrix, sigma=1.0, **terms).worst(gradients)
 
 

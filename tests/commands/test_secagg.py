@@ -105,7 +105,7 @@ def test_stopped_server_keeps_opened_sums(tmp_path, stop):
     assert [path.name for path in out.parent.iterdir()] == ["sums.npy"]
     if stop == signal.SIGINT:
         assert process.returncode == 130
-        assert errors == "dpjax secagg: interrupted\n" and text == f"sums: {out}\n"
+        assert errors == "dpjax secagg serve: interrupted\n" and text == f"sums: {out}\n"
 
 
 def test_interrupted_server_leaves_no_empty_file(tmp_path):
@@ -113,7 +113,7 @@ def test_interrupted_server_leaves_no_empty_file(tmp_path):
     process, _ = server("--out", str(out))
     process.send_signal(signal.SIGINT)
     text, errors = process.communicate(timeout=30)
-    assert (process.returncode, text, errors) == (130, "", "dpjax secagg: interrupted\n")
+    assert (process.returncode, text, errors) == (130, "", "dpjax secagg serve: interrupted\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -113,19 +113,22 @@ def test_owners_stay_with_records_that_are_split(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arrays", "match"),
     [
-        ({}, r"\[data\] partition is 'owner', and the file .*own.npz has no array owner; add each"),
+        (
+            {},
+            r"own.toml, \[data\] partition is 'owner', and the file .*own.npz has no array owner; ",
+        ),
         ({"owner": OWNER[1:]}, r"owner of shape \(39,\); give one name or number a train record"),
         (
             {"owner": np.where(OWNER == "North", "Nord", OWNER)},
-            "error: owner of the file .*own.npz holds 'Nord', which is no agent",
+            r"error: own.toml, \[data\] owner of the file .*own.npz holds 'Nord', which is no ag",
         ),
         (
             {"owner": np.where(OWNER == "North", "South", OWNER)},
-            r"error: \[network\] graph edges.txt holds 'North', which owns no record",
+            r"error: own.toml, \[network\] graph edges.txt holds 'North', which owns no record",
         ),
         (
             {"owner": OWNER, "x_test": X, "y_test": Y + 3},
-            "error: test y of the file .*own.npz has classes",
+            r"error: own.toml, \[data\] test y of the file .*own.npz has classes",
         ),
         (
             {"owner": OWNER.astype(object)},
@@ -178,10 +181,10 @@ def test_texts_of_one_byte_letter_are_names_too(owner: np.ndarray) -> None:
         ([('name = "own"', 'name = ["own"]')], r"name is \['own'\]; give one data set's"),
         ([('"edges.txt"', "5")], "graph is 5; give text"),
         ([('"Linear"', '"os:path"')], r"\[model\] name is 'os:path', a module; name a class"),
-        ([("rounds = 3", "rounds = 3\nout = 5")], "out is 5; give the name of a folder"),
+        ([("rounds = 3", "rounds = 3\nout = 5")], "own.toml, out is 5; give the name of a folder"),
         (
             [("rounds = 3", 'rounds = 3\nout = "own.toml/a"')],
-            "own.toml/a', which cannot be written",
+            "error: own.toml, out is 'own.toml/a', which cannot be written",
         ),
         (
             [('"Full"', '"Random"\nbatch_size = 39')],
@@ -193,6 +196,10 @@ def test_texts_of_one_byte_letter_are_names_too(owner: np.ndarray) -> None:
         ([('"Linear"', '"sys:exit"')], "name is 'sys:exit', a builtin.*; name a class of modules"),
         ([('"Linear"', '"own_bad:Net"')], "cannot be imported: ZeroDivisionError"),
         ([("{ South = 2.0, North = 1.0,", "{ South = 2.0,")], "epsilon is of .* give one for each"),
+        (
+            [("South = 2.0", "Suoth = 2.0")],
+            r"own.toml, \[budget\] epsilon Suoth is unknown; did you mean South\? If not, choose",
+        ),
         ([('{ South = 2.0, North = 1.0, "St Mary" = 3.0 }', "[1, 2, 3]")], "name the sites: { 'N"),
     ],
 )
@@ -266,8 +273,8 @@ def test_errors_name_section_and_key_of_wrong_value(
     held = ({} if "name" in values else before) | values | {key: -1}
     parsed |= {key: -1} if not section else {section: [held] if section == "noise" else held}
     Path("own.toml").write_text(toml(parsed))
-    place = {"": "setting out" if key == "out" else key, "noise": rf"\[\[noise\]\] {key}"}
-    refused(["train", "own.toml"], capsys, f"error: {place.get(section, rf'.{section}. {key}')} is")
+    place = {"": key, "noise": rf"\[\[noise\]\] {key}"}.get(section, rf"\[{section}\] {key}")
+    refused(["train", "own.toml"], capsys, f"error: own.toml, {place} is")
 
 
 def toml(parsed: dict) -> str:
@@ -288,10 +295,10 @@ def test_errors_of_plans_and_runs_name_settings(capsys: Capture) -> None:
         ('"Full"', '"Random"\nbatch_size = 39', r"\[sampler\] batch_size is 39"),
         ('"edges.txt"', '"."', r"\[network\] graph is '.', a folder"),
         ('"edges.txt"', '"er:3:0.9"\nseed = -1', r"\[network\] seed is -1"),
-        ("St Mary", "St John", r"\[budget\] epsilon is of"),
+        ("St Mary", "St John", r"\[budget\] epsilon St John is unknown"),
     ):
         settings((before, after))
-        refused(["train", "own.toml"], capsys, f"error: {match}")
+        refused(["train", "own.toml"], capsys, f"error: own.toml, {match}")
 
 
 @pytest.mark.parametrize("argument", ["n", "seed", "loss", "train x"])
@@ -303,7 +310,7 @@ def test_what_model_of_ones_own_refuses_names_no_other_key(
     refuse = f"raise ValueError('{argument} is 3 layers; give more')"
     Path("own_risk.py").write_text(f"{RISK}    def __post_init__(self): {refuse}\n")
     monkeypatch.delitem(sys.modules, "own_risk", raising=False)
-    refused(["train", "own.toml"], capsys, f"error: {argument} is 3 layers; give more")
+    refused(["train", "own.toml"], capsys, f"error: own.toml, {argument} is 3 layers; give more")
     sys.modules.pop("own_risk")
 
 
@@ -333,7 +340,7 @@ def test_baseline_runs_beside_private_plans(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("pairs", "match"),
     [
-        ([('"Independent"', '"None"')], "budget. is Budget.* and noise is None; a private config"),
+        ([('"Independent"', '"None"')], "budget. is Budget.* and noise is missing; a private"),
         (
             [('"Independent"', '"None"\nhorizon = "run"')],
             "noise.. name is 'None'; choose one of",
@@ -411,7 +418,7 @@ def test_release_keeps_its_key_until_it_ends(capsys: Capture, folder: Path) -> N
     assert not Path("run.key").exists() and not Path("run").exists()
     Path("run.key").touch()
     Path("own.toml").write_text(SETTINGS)
-    refused(["train", "own.toml"], capsys, "where a release is unfinished, as run.key says")
+    refused(["train", "own.toml"], capsys, "own.toml, out is 'run', where a release is unfinished")
     text = SETTINGS.partition("[budget]")[0] + SETTINGS.partition('"Independent"')[2]
     Path("own.toml").write_text("release = true\n" + text)
     refused(["train", "own.toml"], capsys, "release is True for a config without noise")
@@ -426,3 +433,22 @@ def test_simulation_is_not_to_be_published(capsys: Capture) -> None:
 def test_template_names_what_there_is() -> None:
     used = re.findall(r"^\[*(\w+)", train.TEMPLATE, re.MULTILINE)
     assert "release" in used and "class_weights" in train.TEMPLATE and "owner [N]" in train.TEMPLATE
+
+
+def test_errors_name_file_as_it_was_given(capsys: Capture, folder: Path) -> None:
+    settings(("clip_norm", "clipnorm"))
+    (folder / "there").mkdir()
+    Path("own.toml").rename("there/study.toml")
+    text = r"there/study.toml, \[protect\] clipnorm is unknown; did you mean clip_norm\? If not, "
+    refused(["train", "there/study.toml"], capsys, f"^dpjax train: error: {text}")
+    refused(["train", "own.toml"], capsys, "^dpjax train: error: own.toml is not there; dpjax init")
+
+
+def test_value_of_option_is_not_said_to_be_of_file(capsys: Capture) -> None:
+    refused(["train", "own.toml", "--out", "edges.txt"], capsys, "error: --out is 'edges.txt', wh")
+
+
+def test_what_run_refuses_names_file_and_key(capsys: Capture) -> None:
+    for key, value in (("seeds", "[-1]"), ("eval_every", "0")):
+        Path("own.toml").write_text(f"{key} = {value}\n{SETTINGS.replace('seeds = [0]', '')}")
+        refused(["train", "own.toml"], capsys, f"error: own.toml, {key} is")

@@ -1,4 +1,4 @@
-"""The captions' sentences on the graphs of a sweep: DECOR's noise there and on others."""
+"""The captions' sentences on the graphs of a sweep: pairwise noise there and on others."""
 
 import pytest
 
@@ -19,6 +19,6 @@ def test_shares_are_those_of_committed_variances():
 
 def test_caption_names_agents_graph_and_shares():
     assert coupling.remark(20, 0.5, 5000, seed=0) == (
-        "20 agents; one graph for each edge probability (seed 0). On the one of 0.5 DECOR's noise "
-        "over the run is 0.86 of LDP's; 0.38 to 0.49 on four others."
+        "20 agents; one graph for each edge probability (seed 0). On the one of 0.5 pairwise "
+        "noise over the run is 0.86 of independent noise; 0.38 to 0.49 on four others."
     )

@@ -102,7 +102,7 @@ def test_fine_tuning_starts_from_files_numbers(tmp_path, monkeypatch):
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="model is 'vit_small' on digits; give"):
         images.read("digits", "vit_small", weights="vit.safetensors")
-    with pytest.raises(ValueError, match="model is 'cnn6'; choose one of mlp"):
+    with pytest.raises(ValueError, match="model is 'cnn6'; did you mean cnn5.* one of mlp"):
         images.read("digits", "cnn6")
     with pytest.raises(ValueError, match="records is -1"):
         images.read("digits", "mlp", records=-1)

@@ -123,7 +123,7 @@ def test_table_is_no_data_set_and_one_line_converts_it(
     file.write_text("age,LABEL\n1.5,1\n2,-1\n")
     with pytest.raises(ValueError, match="NAME.npz is the one format .* and no CSV") as refused:
         load.load(name, cache=tmp_path)
-    exec(str(refused.value).partition("To convert: ")[2], {})
+    exec(str(refused.value).partition("; to convert: ")[2], {})
     data = load.load("own", cache=tmp_path)
     assert data.x_train.tolist() == [[1.5], [2]] and data.y_train.tolist() == [1, -1]
     (tmp_path / "own.npz").write_bytes(file.read_bytes())

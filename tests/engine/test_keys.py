@@ -34,7 +34,7 @@ def test_bad_seed(seed):
 
 
 def test_bad_purpose():
-    with pytest.raises(ValueError, match="purpose is 'nois'; choose one of initial"):
+    with pytest.raises(ValueError, match=r"purpose is .nois.; did you mean noise\? If not, choose"):
         keys.derive(0, "nois")
 
 

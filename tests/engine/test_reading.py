@@ -79,7 +79,9 @@ def test_step_is_read_in_few_files(made):
     read = files(lambda: jax.eval_shape(rounds.step, state))
     assert len(read) <= 12, read
     section = (
-        (ROOT / "docs" / "architecture.md").read_text().partition("## From a run to a step")[2]
+        (ROOT / "docs" / "developers" / "architecture.md")
+        .read_text()
+        .partition("## From a run to a step")[2]
     )
     listed = re.findall(r"`(\w+/\w+\.py|\w+\.py)`", section.partition("\n## ")[0])
     assert set(read) <= set(listed), set(read) - set(listed)

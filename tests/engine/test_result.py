@@ -65,7 +65,7 @@ def test_result_prints_and_draws_itself(tmp_path, result):
     losses = result.metrics["test_loss"][-1]
     for line, values in zip((private, bare), losses.T, strict=True):
         assert f"{values.mean():.4g} +- {abs(values[0] - values[1]) / 2:.2g}" in line
-    assert private.split()[:2] == ["whisper", "8"] and bare.split()[:2] == ["non_private", "inf"]
+    assert private.split()[:2] == ["Whisper", "8"] and bare.split()[:2] == ["non-private", "inf"]
     frame = result.to_frame(run=1)
     assert frame.to_dict("records") == result.rows(run=1)
     # In a notebook too, lines have names and the figure its guarantee.

@@ -1,6 +1,7 @@
 """The examples: how they are called, and one's own covariance and one's own training loop."""
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def example(name):
 
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("[!_]*.py"))
-WITH_ARGUMENTS = ("own_loop", "secure_sum", "sweep", "two_processes")
+WITH_ARGUMENTS = ("own_loop", "release", "secure_sum", "sweep", "two_processes")
 SMALL = {
     "central": {"rounds": 24, "tried": ("SGD",)},
     "departure": {"rounds": 3},
@@ -36,6 +37,7 @@ SMALL = {
     "own_method": {"rounds": 5},
     "own_model": {"rounds": 5},
     "own_sampler": {"rounds": 5},
+    "release": {"folder": "released", "rounds": 200},
     "secure_sum": {"clients": 8, "length": 50, "corrupt": 0.0},
     "sweep": {"folder": "swept", "clips": (0.3,), "epsilons": (3.0,), "rounds": 8, "seeds": 2},
     "two_processes": {"folder": "two"},
@@ -136,7 +138,7 @@ def test_commands_of_loop_and_of_its_page_make_file(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     Path("sites.txt").write_text("Lyon Paris\nParis Brest\nBrest Nice\nNice Lyon\n")
     module = example("own_loop")
-    page = (ROOT / "docs" / "own_loop.md").read_text()
+    page = (ROOT / "docs" / "howto" / "own_loop.md").read_text()
     for text, labels in ((module.__doc__, list("012345")), (page, SIX[:4])):
         (command,) = re.findall(r"^dpjax (design (?:.*\\\n)*.*)$", text, flags=re.MULTILINE)
         assert cli.main(command.replace("\\\n", " ").split()) == 0
@@ -256,17 +258,13 @@ def test_departure_example_states_total(capsys):
 
 def test_own_loop_page_states_total_over_departure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "own_loop.md").read_text().partition("## A site leaves")[2]
-    (code, *_) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
+    page = (ROOT / "docs" / "howto" / "own_loop.md").read_text().partition("## A site leaves")[2]
+    (code, *_) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     config = make_config(design="independent", epsilon=6.0, rounds=20)
-    options = {
-        "dp": dp,
-        "config": config,
-        "W": mixing.metropolis_hastings(graphs.complete(6)),
-        "names": SIX,
-    }
+    first = plan.make(config, mixing.metropolis_hastings(graphs.complete(6)))
+    options = {"dp": dp, "dataclasses": dataclasses, "config": config, "plan": first, "names": SIX}
     exec(code, options)
-    assert "A total of mu = " in capsys.readouterr().out
+    assert "A total of mu = " in options["stated"].statement()
     assert options["stated"].epsilon == 10.0 and options["stated"].rounds == 50
     with np.load("second.npz") as file:
         assert file["labels"].tolist() == [name for name in SIX if name != "Nice"]

@@ -50,7 +50,7 @@ def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name):
         remark = module.PRESETS["tiny"].remark
         assert remark in first.splitlines()
         for figure in (tmp_path / name / "tiny").glob("*.svg"):
-            assert "digits, mlp, 2 epochs" in " ".join(figure.read_text().split())
+            assert "digits, MLP, 2 epochs" in " ".join(figure.read_text().split())
     tables = [line for line in first.splitlines() if not line.startswith((" ", str(tmp_path)))]
     assert len(tables) > 5 and set(tables) <= set(again.splitlines())
     assert module.main([*arguments, "--no-resume"]) == 2
@@ -137,11 +137,11 @@ def test_image_experiment_says_where_it_is_not_papers():
     assert gpu.remark == module.PRESETS["full"].remark == ""
     assert module.PRESETS["paper_cifar"].remark == module.PRESETS["paper_cifar100"].remark == ""
     remark = module.PRESETS["tiny"].remark
-    assert remark == "Not the paper's setting: digits, mlp, 2 epochs."
+    assert remark == "Not the paper's setting: digits, MLP, 2 epochs."
     for options, word in (
-        ({"dataset": "cifar10_small"}, "cifar10_small"),
+        ({"dataset": "cifar10_small"}, "5,000 of CIFAR-10"),
         ({"records": 5000}, "5,000 records"),
-        ({"model": "wrn16_4"}, "wrn16_4"),
+        ({"model": "wrn16_4"}, "WRN-16-4"),
         ({"epochs": 4.0}, "4 epochs"),
     ):
         assert word in dataclasses.replace(gpu, **options).remark

@@ -58,7 +58,7 @@ def test_every_panel_with_loss_above_cut_ends_there(module):
     rows = pandas.DataFrame(rows | {"test_loss": [2.0, 70.0, 1.0, 8000.0]})
     _, (ax,) = plots.figure()
     note = module.cut(ax, rows, "round", "test_loss")
-    assert note == "Losses above 6 are cut off: Anti-PGD, 8,000 at most."
+    assert note == "Losses above 6 are cut off: anti-PGD, 8,000 at most."
     assert ax.get_ylim() == (0.95, module.CUT)
     assert module.cut(ax, rows[rows["design"] == "mafalda"], "round", "test_loss") == ""
 

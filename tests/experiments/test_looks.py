@@ -2,6 +2,7 @@
 
 import itertools
 
+import pandas
 import pytest
 
 from _common import looks
@@ -17,9 +18,13 @@ from experiments import (
 )
 
 FILTERS = ("none", "momentum", "first v1", "first v2", "second", *(f"f{k}" for k in range(1, 7)))
+CLIPS = itertools.product(("automatic", "Abadi"), ("flat", "per layer"))
 FIGURES = {
     "compare": tuple(compare.SYSTEMS),
     "cifar_doppler": ("sgd", "sgd + first v1", *cifar_doppler.CPU_RIVALS),
+    "long": (*cifar_doppler.PRESETS["long"].methods,),
+    "long_together": (*cifar_doppler.PRESETS["long_together"].methods,),
+    "long_cifar": (*cifar_doppler.PRESETS["long_cifar"].methods,),
     "dome_benchmark": tuple(dome_benchmark.TITLES),
     "dome_spectrum": ("non_private", "adam", "dome", "uncentred"),
     "mafalda_housing": tuple(mafalda_housing.LABELS),
@@ -30,6 +35,8 @@ FIGURES = {
     "filters": (*FILTERS, "adaptive", "wiener"),
     "spectra": ("gradient", "noise", "none", "momentum", "first v1", "second", "wiener"),
     "glue": ("adam", "adam + first v1", "adam, uncorrected"),
+    "clipping": tuple(f"{kind}, {way}" for kind, way in CLIPS),
+    "schedules": ("constant", "cosine"),
 }
 """Series that stand in one figure."""
 
@@ -51,7 +58,34 @@ def test_no_two_series_of_figure_look_alike(figure):
     result = looks_of(FIGURES[figure])
     for (item, a), (other, b) in itertools.combinations(result.items(), 2):
         assert a.marker != b.marker, f"{item} and {other} have one marker"
-        assert (a.color, str(a.line)) != (b.color, str(b.line)), f"{item} and {other}"
+        assert a.color != b.color, f"{item} and {other} have one colour"
+
+
+@pytest.mark.mutant
+def test_method_keeps_its_look_whatever_was_tuned():
+    """Where a setting had a look in turn, one noise was blue, orange and green."""
+    names = ["banded", "banded: 4 bands", "banded: 8 bands", "momentum: beta 0.9"]
+    banded, *others, momentum = looks.titled(names).values()
+    design = plots.LOOKS["prefix_sum"]
+    assert banded[1:] == design[1:] and [item[1:] for item in others] == [design[1:]] * 2
+    assert banded.label == "banded noise (prefix sum)"
+    assert others[1].label == "banded noise (prefix sum), 8 bands"
+    assert momentum == looks.look("momentum", "momentum, beta 0.9")
+    assert not looks.titled(["1 of its own: 3"])
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_every_series_has_look(figure):
+    assert all(looks_of(FIGURES[figure]).values())
+
+
+def test_axes_are_in_words_and_per_cent():
+    assert looks.accuracy("mnist", "small_cnn") == "test accuracy, % (MNIST, small CNN)"
+    assert looks.accuracy() == "test accuracy, %"
+    rows = pandas.DataFrame({"test_accuracy": [0.5, 0.97]})
+    assert looks.percent(rows)["points"].tolist() == [50.0, 97.0]
+    assert looks.words("replace_agent") == "replace agent"
+    assert [looks.counted(number) for number in (1.0, 2.5)] == ["1 epoch", "2.5 epochs"]
 
 
 def test_filter_decides_look_of_optimizer():

@@ -1,5 +1,10 @@
 """The audit of mechanisms: every row of the registry, small; what it cannot miss; its page."""
 
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from benchmarks import audit_mechanisms as audit
@@ -7,7 +12,7 @@ from benchmarks.audit_mechanisms import Cell
 from dpjax.algorithms import methods
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.plans import noise as noise_
-from dpjax.results import records
+from dpjax.results import plots, records
 
 SEEDS = 1024
 
@@ -127,21 +132,66 @@ def test_what_is_refused_is_listed_with_plan_s_reason() -> None:
     assert len(apart | kept) < len(audit.METHODS) * len(audit.rows("noises"))
 
 
-def test_page_is_record_s() -> None:
+def test_page_and_data_files_are_record_s() -> None:
     stored = records.read(audit.RECORD).to_dict("records")
-    page = audit.PAGE.read_text()
     command = records.read_metadata(audit.RECORD)["command"]
-    # Else: python benchmarks/audit_mechanisms.py --page
-    assert audit.filled(page, stored, command) == page
-    stored[0] = {**stored[0], "ratio": 1.5}
-    assert audit.filled(page, stored, command) != page
-
-
-def test_page_s_reasons_are_those_of_registry() -> None:
     page = audit.PAGE.read_text()
-    section = page.partition("<!-- reasons -->")[2].partition("<!-- end -->")[0]
-    lines = [line for line in section.splitlines() if line.startswith("- ")]
-    reasons = [line.partition(": ")[2].removesuffix(".") for line in lines]
+    # Else: python benchmarks/audit_mechanisms.py --page
+    for path, text in audit.files(stored, command, page).items():
+        assert path.read_text() == text, path.name
+    stored[0] = {**stored[0], "ratio": 1.5}
+    changed = audit.files(stored, command, page)
+    stale = {path.name for path, text in changed.items() if path.read_text() != text}
+    assert stale == {"audit.md", "audit.csv", "audit_samplers.csv"}
+    stored[0] = {**stored[0], "broken_ratio": 1.03}
+    changed = audit.files(stored, command, page)
+    assert changed[audit.DATA / "audit_faults.csv"] != (audit.DATA / "audit_faults.csv").read_text()
+
+
+def test_page_loads_or_links_every_data_file() -> None:
+    page = audit.PAGE.read_text()
+    written = {path.name for path in audit.DATA.glob("audit*.csv")}
+    assert written == set(re.findall(r"\(data/(audit\w*\.csv)\)", page))
+    assert ":file: data/audit.csv\n" in page
+
+
+def marks(path: Path) -> tuple[str, np.ndarray]:
+    """The caption of a figure, and where its marks are."""
+    text = path.read_text()
+    caption = text.partition("<dc:description>")[2].partition("</dc:")[0]
+    found = re.findall(r'<use xlink:href="#m\w+" x="([\d.]+)" y="([\d.]+)"', text)
+    return caption, np.array(found, float)
+
+
+def test_figure_is_record_s(tmp_path: Path) -> None:
+    stored = records.read(audit.RECORD).to_dict("records")
+    drawn = plots.save(audit.figure(stored), tmp_path / "audit.svg")
+    # Else: python benchmarks/audit_mechanisms.py --page
+    caption, places = marks(audit.FIGURE)
+    again, expected = marks(drawn)
+    assert caption == again and "783 combinations" in caption
+    assert places.shape == expected.shape and len(places) > 300
+    # Versions of matplotlib measure texts a little differently.
+    np.testing.assert_allclose(places, expected, atol=3.0)
+
+
+def test_points_are_epsilons_of_measured_losses() -> None:
+    common = {"what": "audit", "noise": "independent", "stated": 1.0, "broken_ratio": np.inf}
+    entries = [
+        {**common, "unit": "mu", "ratio": 1.0},
+        {**common, "unit": "mu", "ratio": 1.0001},
+        {**common, "unit": "epsilon", "ratio": 2.5, "broken_ratio": 3.0},
+        {"what": "refused", "noise": "independent"},
+    ]
+    assert audit.points(entries) == {
+        ("independent", False): [2.5, 4.38],
+        ("independent", True): [3.0, np.inf],
+    }
+
+
+def test_data_file_s_reasons_are_those_of_registry() -> None:
+    with (audit.DATA / "audit_reasons.csv").open(newline="") as file:
+        reasons = [row["reason of the plan"] for row in csv.DictReader(file)]
     methods = {parts[0].terms.why for parts in audit.METHODS.values()}
     designs = {design.terms.why for design in noise_.DESIGNS.values()}
     assert set(reasons) <= methods | designs

@@ -209,7 +209,7 @@ class Infinite(Random):
         (Unlike(4, 3, 12), {}, r"participation is \(1, 3\) and whose pattern is \(4, 3\)"),
         (Anywhere(2.0, 6, separation=3), {"epsilon": 2.0}, "in round 1; .*by the pattern"),
         (Frozen(4.0, 6), {"epsilon": 2.0}, "define amplification in its own class"),
-        (Mistyped(4), {}, "sampler.key_of is 'Round'; choose one of round, run"),
+        (Mistyped(4), {}, r"sampler.key_of is 'Round'; did you mean round\? If not, choose one of"),
         (Alike(4.0, 6), {"epsilon": 2.0}, "the same by 4 keys, which amplifies nothing"),
         (
             Early(3, 4, 1),

@@ -103,29 +103,29 @@ PLANS = {
         lambda: gossip(design="non_private"),
         lambda: bare(Average(DSGD(), decay=0.5)),
     ],
-    "independent (LDP)": [
+    "independent": [
         lambda: gossip(design="independent"),
         lambda: gossip(design="independent", attacker="node"),
         lambda: gossip(design="independent", relation="replace_record"),
     ],
-    "pairwise (DECOR)": [lambda: gossip(design="pairwise")],
-    "whisper, whisper_horizon": [
+    "pairwise": [lambda: gossip(design="pairwise")],
+    "Whisper, Whisper (whole run)": [
         lambda: gossip(design="whisper"),
         lambda: gossip(design="whisper_horizon"),
         lambda: gossip(design="whisper", method=Average(DSGD(), decay=0.5)),
     ],
-    "whisper with subgroups": [lambda: gossip(design="whisper", subgroups=GROUPS)],
-    "anti_pgd, prefix_sum, mafalda, banded_inverse, one_step": [
+    "Whisper with subgroups": [lambda: gossip(design="whisper", subgroups=GROUPS)],
+    "anti-PGD, prefix sum, MAFALDA, banded inverse, one step": [
         lambda: gossip(design="anti_pgd"),
         lambda: gossip(design="prefix_sum", attacker="coalition", nodes=(0, 3)),
         lambda: gossip(design="mafalda"),
         lambda: gossip(design="banded_inverse"),
         lambda: gossip(design="one_step"),
     ],
-    "spacetime": [lambda: gossip(design="spacetime")],
+    "space and time": [lambda: gossip(design="spacetime")],
     "polynomial": [lambda: gossip(noise=noise.Polynomial())],
     "covariance (custom matrix)": [lambda: gossip(noise=noise.Covariance(apart(), "mine"))],
-    "pair_keys (DECOR, keys at both ends)": [lambda: gossip(noise=PairKeys(2.0), attacker="node")],
+    "pair keys": [lambda: gossip(noise=PairKeys(2.0), attacker="node")],
     "gradients at several models (DiSK, PMLF), any design": [
         lambda: gossip(method=DiSK(), design="independent"),
         lambda: gossip(method=PMLF(length=3, beta=0.5), design="whisper"),
@@ -137,7 +137,7 @@ PLANS = {
     "`Federated` by relays, independent noise": [
         lambda: summed(noise.Independent(), "outsider", aggregate=Sum()),
     ],
-    "laplace, normal: scales by schedule, D-SGD": [
+    "scheduled Laplace, scheduled Gaussian: D-SGD": [
         lambda: by_schedule(scheduled.ScheduledLaplace(0.9), DSGD()),
         lambda: by_schedule(scheduled.ScheduledGaussian(0.9), DSGD()),
     ],
@@ -154,7 +154,7 @@ PLANS = {
     "EXTRA, NIDS (references)": [lambda: bare(EXTRA()), lambda: bare(NIDS())],
     "correlated randomness": [lambda: bare(CorrelatedRandomness(until=3))],
     "encrypted differences (Paillier)": [lambda: bare(Encrypted())],
-    "aggregate, discrete: secure sums": [
+    "secure sum, discrete": [
         lambda: summed(SumShares(colluders=1)),
         lambda: summed(SumShares(colluders=2), "outsider"),
         lambda: summed(Discrete(5, colluders=1), budget=test_aggregate.ZCDP),
@@ -165,7 +165,7 @@ PLANS = {
         )
     ],
     "a custom design that states nothing": [lambda: gossip(noise=Mine(2.0), attacker="outsider")],
-    "zip_dl (Zip-DL)": [
+    "zero sum (Zip-DL)": [
         lambda: gossip(method=ZipDL(), noise=ZeroSum(), attacker="node", gradients="view"),
     ],
     "central (CDP)": [],
@@ -243,7 +243,7 @@ def test_every_row_of_registry_has_answer():
 
 
 def test_row_gives_stated_epsilon_and_holder_of_seed_is_last():
-    single = made("independent (LDP)")[0]
+    single = made("independent")[0]
     rows = single.protection()
     last = ["whoever runs this process", "whoever holds the seed"]
     assert [row.party for row in rows] == [OUTSIDER, ANOTHER, SERVER, *last]
@@ -463,15 +463,13 @@ def test_agents_in_sum_count_as_colluders():
 def test_statements_of_designs_differ_in_who_is_protected():
     texts = [
         made(row)[0].guarantee.statement()
-        for row in ("independent (LDP)", "whisper, whisper_horizon", "whisper with subgroups")
+        for row in ("independent", "Whisper, Whisper (whole run)", "Whisper with subgroups")
     ]
     assert f"Protected from {ANOTHER} (epsilon = 8, delta = 1e-05): every agent" in texts[0]
     assert f"NOT protected from {ANOTHER}: it holds the seed" in texts[1]
     assert f"NOT protected from {ANOTHER} of its own group" in texts[2]
     assert f"Protected from {ANOTHER} of another group (epsilon = 8" in texts[2]
-    assert (
-        made("independent (LDP)")[1].guarantee.statement().count(f"Protected from {OUTSIDER}") == 1
-    )
+    assert made("independent")[1].guarantee.statement().count(f"Protected from {OUTSIDER}") == 1
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_conditions_keep_rows_or_say_what_there_is() -> None:
     frame = pandas.DataFrame({"a": [0.1, 0.5, 1.0], "b": ["x", "y", "y"], "c": [True, False, True]})
     assert list(plots._chosen(plots._chosen(frame, "b=y"), "a=0.50")["a"]) == [0.5]
     assert list(plots._chosen(frame, "c=true")["a"]) == [0.1, 1.0]
-    with pytest.raises(ValueError, match="where is 'b=z', of which there is no row; it is x, y"):
+    with pytest.raises(ValueError, match="where is 'b=z', of which .* row; choose one of x, y"):
         plots._chosen(frame, "b=z")
     with pytest.raises(ValueError, match="where is 'd'; choose one of a, b, c"):
         plots._chosen(frame, "d=1")
@@ -149,7 +149,7 @@ def test_several_files_and_pdf(tmp_path: Path) -> None:
         records.write(tmp_path / f"{name}.jsonl", rows, {})
     pair = [tmp_path / "whisper.jsonl", tmp_path / "pairwise.jsonl"]
     text = plots.from_records(pair).read_text()
-    assert "DECOR" in text and "Whisper" in text
+    assert "pairwise" in text and "Whisper" in text
     first = plots.from_records(pair, out=tmp_path / "a.pdf").read_bytes()
     assert first.startswith(b"%PDF") and b"CreationDate" not in first and b"One seed." in first
     assert plots.from_records(pair, out=tmp_path / "b.pdf").read_bytes() == first

@@ -466,6 +466,6 @@ def test_design_with_parameters_has_look_of_its_own(tmp_path):
     drawn = plots.lines(pandas.DataFrame(rows), "round", "test_loss")
     result = drawn.axes[0].get_lines()
     assert [line.get_label() for line in result] == [
-        "polynomial of W", "polynomial of W (degree=4)", "polynomial of W (degree=8)",
+        "polynomial", "polynomial (degree=4)", "polynomial (degree=8)",
     ]  # fmt: skip
     assert len({(line.get_color(), line.get_marker()) for line in result}) == 3
