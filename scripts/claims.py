@@ -148,11 +148,17 @@ def claims_of(paper: dict[str, Any]) -> str:
 
 
 def counts(store: dict[str, Any]) -> str:
-    """How many claims of each paper have which verdict, as Markdown."""
-    words = {paper["title"]: [word(each) for each in paper["claims"]] for paper in store.values()}
-    words["all"] = sum(words.values(), [])
+    """How many claims of each paper have which verdict, and how many of them are theory."""
+    claims = {paper["title"]: paper["claims"] for paper in store.values()}
+    claims["all"] = sum(claims.values(), [])
     lines = [("paper", *VERDICTS), ["---"] * 4]
-    lines += [(title, *map(said.count, VERDICTS)) for title, said in words.items()]
+    for title, listed in claims.items():
+        cells = []
+        for verdict in VERDICTS:
+            sizes = [claim["size"] for claim in listed if word(claim) == verdict]
+            theory = sum(size.startswith("theory") for size in sizes)
+            cells.append(f"{len(sizes)} ({theory})")
+        lines.append((title, *cells))
     return table(lines)
 
 

@@ -125,7 +125,7 @@ PLANS = {
     "space and time": [lambda: gossip(design="spacetime")],
     "polynomial": [lambda: gossip(noise=noise.Polynomial())],
     "covariance (custom matrix)": [lambda: gossip(noise=noise.Covariance(apart(), "mine"))],
-    "pair keys": [lambda: gossip(noise=PairKeys(2.0), attacker="node")],
+    "pair keys, planned for agents": [lambda: gossip(noise=PairKeys(2.0), attacker="node")],
     "gradients at several models (DiSK, PMLF), any design": [
         lambda: gossip(method=DiSK(), design="independent"),
         lambda: gossip(method=PMLF(length=3, beta=0.5), design="whisper"),
