@@ -78,7 +78,7 @@ def npz(path: PathLike) -> Path:
     # An integer would be taken for an open file's descriptor.
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip() or "\0" in text:
-        raise ValueError(f"path is {_validate.shown(path)}; name a file, such as 'run.npz'")
+        raise _validate.refusal("path", path, "name a file, such as 'run.npz'")
     file = Path(text)
     if os.path.isdir(text) or not file.name or file.name == "..":
         raise ValueError(f"path is {text!r}, a folder; name a file in it, such as 'run.npz'")

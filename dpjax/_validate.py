@@ -20,6 +20,9 @@ _FINITE = "give a finite number"
 
 def shown(value: object) -> str:
     """Return ``value`` as a message shows it: short, also where it is a number of many digits."""
+    # None stands for what a caller, a command line or a file leaves out.
+    if value is None:
+        return "missing"
     try:
         text = repr(value)
     except ValueError:  # Python writes no whole number of more than 4,300 digits.
@@ -48,6 +51,11 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
+def refusal(name: str, value: object, remedy: str) -> ValueError:
+    """Return the error of an argument that is refused: its name, its value and the remedy."""
+    return ValueError(f"{name} is {shown(value)}; {remedy}")
+
+
 def number(
     name: str, value: Any, *, remedy: str = _FINITE, holds: Callable[[float], bool] = math.isfinite
 ) -> float:
@@ -59,7 +67,7 @@ def number(
         if not is_text and not np.iscomplexobj(value) and not np.ndim(value):
             result = float(value)
     if not (math.isfinite(result) and holds(result)):
-        raise ValueError(f"{name} is {shown(value)}; {remedy}")
+        raise refusal(name, value, remedy)
     return result
 
 
@@ -123,7 +131,7 @@ def integer(
         has_limit = maximum is not None or is_too_large
         limits = f"from {minimum} to {largest}" if has_limit else f"of at least {minimum}"
         remedy = f"give a whole number {limits}"
-    raise ValueError(f"{name} is {shown(value)}; {remedy}")
+    raise refusal(name, value, remedy)
 
 
 def fields(part: object, check: Callable[..., object], *names: str, **limits: object) -> None:
@@ -136,7 +144,7 @@ def entries(name: str, values: object) -> list[object]:
     """Return the entries of a list, or of what is like one, else raise ValueError."""
     if isinstance(values, str | bytes) or not np.iterable(values):
         example = "" if values is None else f", [{shown(values)}]"
-        raise ValueError(f"{name} is {shown(values)}; give a list{example}")
+        raise refusal(name, values, f"give a list{example}")
     return list(values)
 
 
@@ -159,14 +167,14 @@ def refuse(rules: Mapping[str, object]) -> None:
 def flag(name: str, value: object) -> bool:
     """Return ``value`` when it is True or False itself, else raise ValueError."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name} is {shown(value)}; give True or False")
+        raise refusal(name, value, "give True or False")
     return value
 
 
 def one_of(name: str, value: object, options: Collection[str]) -> str:
     """Return ``value`` when it is one of ``options``, else raise ValueError that lists them."""
     if not isinstance(value, str) or value not in options:
-        raise ValueError(f"{name} is {shown(value)}; {choice(value, options)}")
+        raise refusal(name, value, choice(value, options))
     return str(value)
 
 
@@ -223,10 +231,7 @@ def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarra
     """Return ``value`` as a float64 array without NaN or infinity, else raise ValueError."""
     unmasked(name, value)
     if hasattr(value, "adjacency"):  # NumPy would take a graph's nodes for numbers.
-        raise ValueError(
-            f"{name} is {shown(value)}; give the matrix of a graph, "
-            "mixing.metropolis_hastings(graph)"
-        )
+        raise refusal(name, value, "give the matrix of a graph, mixing.metropolis_hastings(graph)")
     if callable(getattr(value, "toarray", None)):
         raise ValueError(f"{name} is sparse; give a dense array, {name}.toarray()")
     try:

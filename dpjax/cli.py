@@ -118,8 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         message = str(error) or "out of memory; give a smaller network"
         if isinstance(error, OSError) and error.filename is not None:
             message = f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
-        # A command line and a file hold no None: it was left out.
-        message = message.replace(" is None", " is missing")
         print(f"{prog}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -93,7 +93,7 @@ def _arguments(**values: ArrayLike) -> list[Numbers]:
         except (TypeError, ValueError):
             array = np.full((), np.nan)
         if not ((array >= lower) & (array <= upper)).all():
-            raise ValueError(f"{name} is {_validate.shown(value)}; give {remedy}")
+            raise _validate.refusal(name, value, f"give {remedy}")
         arrays.append(array)
     return list(np.broadcast_arrays(*arrays))
 

@@ -166,9 +166,7 @@ class _Caveats:
                 raise ValueError(f"lost_noise is {self.lost_noise}; give (round, share up to 1)")
         for name in self.custom:
             if not (isinstance(name, str) and name.isprintable() and _NAME.fullmatch(name)):
-                raise ValueError(
-                    f"custom is {_validate.shown(self.custom)}; give names of classes or functions"
-                )
+                raise _validate.refusal("custom", self.custom, "give names of classes or functions")
 
 
 def _loss(name: str, default: Any = None) -> property:

@@ -87,9 +87,10 @@ class Average(Method):
     def __post_init__(self) -> None:
         """Check the method and the weights."""
         if isinstance(self.method, type) or not isinstance(self.method, Method):
-            raise ValueError(
-                f"method is {_validate.shown(self.method)}; give a method of any network, such as "
-                "algorithms.dsgd.DSGD()"
+            raise _validate.refusal(
+                "method",
+                self.method,
+                "give a method of any network, such as algorithms.dsgd.DSGD()",
             )
         _validate.fields(self, _validate.fraction, "decay")
         _validate.fields(self, _validate.integer, "begin", minimum=0, maximum=2**31 - 2)

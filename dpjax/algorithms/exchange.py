@@ -229,7 +229,7 @@ class Trusted(Aggregator):
 def _agents(name: str, value: Any) -> tuple[Any, ...]:
     """Agents by number, sorted; or tuples of them, by turns."""
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{name} is {_validate.shown(value)}; give agents, as in (0, 3)")
+        raise _validate.refusal(name, value, "give agents, as in (0, 3)")
     if value and all(isinstance(turn, list | tuple) for turn in value):
         return tuple(_agents(name, turn) for turn in value)
     return tuple(sorted(set(_validate.agents(name, value))))

@@ -115,9 +115,11 @@ class Federated(Method):
     def __post_init__(self) -> None:
         """Check the parts of the method."""
         if isinstance(self.aggregate, type) or not isinstance(self.aggregate, Aggregator):
-            raise ValueError(
-                f"aggregate is {_validate.shown(self.aggregate)}; give algorithms.exchange.Sum(), "
-                "Trusted(), or one of your own that inherits protocols.Aggregator"
+            raise _validate.refusal(
+                "aggregate",
+                self.aggregate,
+                "give algorithms.exchange.Sum(), Trusted(), or one of your own that inherits "
+                "protocols.Aggregator",
             )
         if self.sketch is not None:
             sketches.check_sketch(self.sketch)

@@ -204,7 +204,7 @@ def check_sketch(sketch: object) -> None:
         ValueError: Naming the argument and the remedy.
     """
     if isinstance(sketch, type) or not isinstance(sketch, LinearSketch):
-        raise ValueError(f"sketch is {_validate.shown(sketch)}; give one of algorithms.sketches")
+        raise _validate.refusal("sketch", sketch, "give one of algorithms.sketches")
 
 
 def check_entries(sketch: LinearSketch, entries: int) -> None:

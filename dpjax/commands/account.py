@@ -209,9 +209,11 @@ def account(
     """
     _validate.one_of("gradients", gradients, _ASSUMPTIONS)
     if (epochs is None) != (separation is None):
-        raise ValueError(f"epochs is {epochs} and separation is {separation}; give both or neither")
+        values = f"{_validate.shown(epochs)} and separation is {_validate.shown(separation)}"
+        raise ValueError(f"epochs is {values}; give both or neither")
     if (sigma is None) == (epsilon is None):
-        raise ValueError(f"sigma is {sigma} and epsilon is {epsilon}; give one of the two")
+        values = f"{_validate.shown(sigma)} and epsilon is {_validate.shown(epsilon)}"
+        raise ValueError(f"sigma is {values}; give one of the two")
     pattern = Participation(rounds, epochs or rounds, separation or 1)
     if relation == "replace_agent" and pattern.epochs != rounds:
         raise ValueError(
@@ -230,9 +232,7 @@ def account(
         attackers = [(agent,) for agent in range(len(mixing))] if trust == "pndp" else [()]
     groups = list(attackers) if np.iterable(attackers) else []
     if not groups or not all(map(np.iterable, groups)):
-        raise ValueError(
-            f"attackers is {_validate.shown(attackers)}; give sets of nodes, as in [[0], [1, 2]]"
-        )
+        raise _validate.refusal("attackers", attackers, "give sets of nodes, as in [[0], [1, 2]]")
     attacker_views = [_view(model, trust, group, protected) for group in groups]
     any_losses = [view.loss(pattern) for view in attacker_views]
     view_losses = [view.loss(pattern, gradients="view") for view in attacker_views]

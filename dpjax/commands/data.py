@@ -32,7 +32,8 @@ def data_command(
         name: With fetch, the data set's name, or facebook_ego.
     """
     if (name is not None) != (task == "fetch"):
-        raise ValueError(f"name is {name} with {task}; give a data set to fetch, and to it alone")
+        text = f"name is {_validate.shown(name)} with {task}"
+        raise ValueError(f"{text}; give a data set to fetch, and to it alone")
     if name is not None:
         return _fetch(name)
     if task == "path":

@@ -229,9 +229,9 @@ def sweep(
         groups[*shared, config.optimizer.shared()].append(config)
     with contextlib.ExitStack() as stack:
         if not isinstance(folder, str | os.PathLike | None):
-            raise ValueError(f"folder is {_validate.shown(folder)}; give a path, or None")
+            raise _validate.refusal("folder", folder, "give a path, or None")
         if folder is None and isinstance(parallel, str | os.PathLike):
-            raise ValueError("folder is None; name one that all machines of the cluster share")
+            raise ValueError("folder is missing; name one that all machines of the cluster share")
         columns_of = {config: _columns(config, points[config]) for config in points}
         text, number = collections.Counter(map(repr, columns_of.values())).most_common(1)[0]
         # Two points under one text would be one row, and a mean over both.
@@ -291,7 +291,7 @@ def _combinations(grid: Any) -> list[_Point]:
     points = grid if isinstance(grid, Collection) else ()
     names = (point if isinstance(point, Mapping) else [None] for point in points)
     if not points or not all(isinstance(name, str) for name in itertools.chain(*names)):
-        raise ValueError(f"grid is {_validate.shown(grid)}; give a list of values for each field")
+        raise _validate.refusal("grid", grid, "give a list of values for each field")
     return list(grid)
 
 

@@ -239,7 +239,7 @@ def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
             isinstance(section, Mapping) for section in sections
         ):
             remedy = f"write it as a section {_SECTIONS[name]}"
-            raise ValueError(f"{name} is {_validate.shown(value)}; {remedy}")
+            raise _validate.refusal(name, value, remedy)
     matrix, task, sites = _task(settings)
     settings = {**_DEFAULTS, **settings}
     designs = []

@@ -52,7 +52,7 @@ def load(name: str, *, cache: _files.PathLike | None = None, download: bool = Tr
     """
     root = cache_.folder() if cache is None else Path(cache).expanduser()
     if not isinstance(name, str):
-        raise ValueError(f"name is {name!r}; give one data set's, as text: 'digits', say")
+        raise _validate.refusal("name", name, "give one data set's, as text: 'digits', say")
     entry = catalog.SETS.get(name)
     if entry is not None and entry.bundled:
         arrays = _bundled(name)

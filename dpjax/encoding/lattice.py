@@ -87,9 +87,11 @@ def proposal(variance: _Variance) -> Proposal:
         ValueError: For floats, variances out of range, and fractions of too many digits.
     """
     if isinstance(variance, bool) or not isinstance(variance, _Variance):
-        raise ValueError(
-            f"variance is {_validate.shown(variance)}; give a whole number or a Fraction "
-            "(dpjax.encoding.integers.variance_above makes one of a float)"
+        raise _validate.refusal(
+            "variance",
+            variance,
+            "give a whole number or a Fraction (dpjax.encoding.integers.variance_above makes one "
+            "of a float)",
         )
     value = Fraction(variance)
     if not LEAST <= value <= MOST:
@@ -125,7 +127,7 @@ def variance_above(value: float | Fraction) -> Fraction:
     """
     number = _validate.number("variance", value)
     if not 0 < number <= MOST:
-        raise ValueError(f"variance is {_validate.shown(value)}; give one above 0, to 2^20")
+        raise _validate.refusal("variance", value, "give one above 0, to 2^20")
     # A float would round a fraction, perhaps down.
     exact = Fraction(value if isinstance(value, _Variance) else number)
     exact = max(exact, LEAST)
@@ -290,7 +292,7 @@ class SumCode:
             ValueError: For what are no bytes.
         """
         if not isinstance(seed, bytes) or not seed:
-            raise ValueError(f"seed is {_validate.shown(seed)}; give bytes")
+            raise _validate.refusal("seed", seed, "give bytes")
         hasher = hashlib.shake_256(b"signs of a secure sum" + seed)
         digest = hasher.digest(-(-self.padded // 8))
         bits = np.unpackbits(np.frombuffer(digest, np.uint8))[: self.padded]

@@ -77,7 +77,7 @@ def check_tasks(problem: Any, seeds: Any) -> tuple[Problems, Seeds]:
     """
     problems = tuple(problem) if isinstance(problem, list | tuple) else (problem,)
     if isinstance(seeds, str | bytes) or not np.iterable(seeds):
-        raise ValueError(f"seeds is {_validate.shown(seeds)}; give whole numbers, such as [0]")
+        raise _validate.refusal("seeds", seeds, "give whole numbers, such as [0]")
     seeds = tuple(_validate.integer("seeds", seed, minimum=0, maximum=2**32 - 1) for seed in seeds)
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"seeds is {seeds}; give at least one, each once")

@@ -67,9 +67,7 @@ class Checkpoint:
             path = getattr(self, name)
             text = str(path)
             if not isinstance(path, str | os.PathLike | None) or "\0" in text or not text.strip():
-                raise ValueError(
-                    f"{name} is {_validate.shown(path)}; name a {kind}, or leave it out"
-                )
+                raise _validate.refusal(name, path, f"name a {kind}, or leave it out")
         remedy = "give seconds of at least 0, or math.inf for the last state alone"
         if not isinstance(self.seconds, float) or self.seconds != math.inf:
             _validate.number("seconds", self.seconds, remedy=remedy, holds=lambda x: x >= 0)

@@ -517,7 +517,7 @@ def _index(name: str, value: Any, choices: Sequence[Any]) -> int:
     is_name = isinstance(value, str | int | np.integer) and not isinstance(value, bool)
     # A label that several plans have names none of them.
     if not is_name or options.count(value) != 1:
-        raise ValueError(f"{name} is {_validate.shown(value)}; give one of {text}, by its number")
+        raise _validate.refusal(name, value, f"give one of {text}, by its number")
     return options.index(value)
 
 
@@ -538,9 +538,7 @@ def _complete(problem: Any, params: Params, frozen: str) -> Params:
         ValueError: For a value that is no problem, other parameters, or other frozen values.
     """
     if not isinstance(problem, Problem):
-        raise ValueError(
-            f"problem is {_validate.shown(problem)}; give the problem that was trained"
-        )
+        raise _validate.refusal("problem", problem, "give the problem that was trained")
 
     def shape(leaf: np.ndarray) -> tuple[Any, ...]:
         return leaf.shape, leaf.dtype.name

@@ -478,7 +478,7 @@ def _rounds_of_agents(
     _check_network(plan)
     members = _validate.agents("agents", agents, maximum=plan.agents - 1)
     if not members or len(set(members)) != len(members):
-        raise ValueError(f"agents is {_validate.shown(agents)}; give one or more, each once")
+        raise _validate.refusal("agents", agents, "give one or more, each once")
     senders = [plan.senders[agent] for agent in members]
     method = plan.method
     combine = method.exchange.for_agents(plan.mixing, members, senders)

@@ -402,9 +402,7 @@ def _check_options(plans: Sequence[Plan], callback: object, continuation: Any) -
     if continuation is None:
         return
     if not isinstance(continuation, Continuation):
-        raise ValueError(
-            f"continuation is {_validate.shown(continuation)}; give a Continuation, or None"
-        )
+        raise _validate.refusal("continuation", continuation, "give a Continuation, or None")
     spent = continuation.guarantees
     number = continuation.number
     listed = isinstance(spent, list | tuple) and all(isinstance(past, Guarantee) for past in spent)

@@ -20,7 +20,7 @@ def as_numbers(name: str, x: ArrayLike) -> np.ndarray:
     """
     wide = _validate.finite_array(name, x)
     if not wide.ndim:
-        raise ValueError(f"{name} is {_validate.shown(x)}; give one entry a record, [N, ...]")
+        raise _validate.refusal(name, x, "give one entry a record, [N, ...]")
     array = np.asarray(x)
     # Of Python objects NumPy keeps references, not numbers.
     array = wide if array.dtype == object else array

@@ -156,9 +156,11 @@ def split_trained(params: Params, frozen: Params) -> tuple[Params, Params]:
     leaf_flags = jax.tree.leaves(flags)
     are_bools = all(isinstance(flag, bool | np.bool_) for flag in leaf_flags)
     if not are_bools or len(set(leaf_flags)) < 2:
-        raise ValueError(
-            f"frozen is {_validate.shown(flags)}; give a function of a leaf's path to True or "
-            "False, or a tree of bools over the parameters, and freeze some of them"
+        raise _validate.refusal(
+            "frozen",
+            flags,
+            "give a function of a leaf's path to True or False, or a tree of bools over the "
+            "parameters, and freeze some of them",
         )
     # JAX takes None for an empty subtree: transformations of one half leave the other's places out.
     trained = jax.tree.map(lambda leaf, flag: None if flag else leaf, params, flags)

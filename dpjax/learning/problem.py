@@ -149,12 +149,12 @@ class Problem:
         """Refuse data that would fail or mislead later."""
         _validate.one_of("evaluation_data", self.evaluation_data, ("private", "public"))
         if not isinstance(self.name, str):
-            raise ValueError(f"name is {_validate.shown(self.name)}; give text")
+            raise _validate.refusal("name", self.name, "give text")
         _validate.fields(self, _validate.flag, "init_per_agent", "local")
         for name in ("init", "loss", "metrics"):
             value = getattr(self, name)
             if not callable(value):
-                raise ValueError(f"{name} is {_validate.shown(value)}; give a function")
+                raise _validate.refusal(name, value, "give a function")
         columns = _validate.columns(self.x) if self.columns is None else self.columns
         # Copies that nobody can change after the check.
         x, y = map(fixed, labelled("", self.x, self.y))

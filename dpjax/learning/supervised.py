@@ -434,9 +434,10 @@ def supervised(
     if class_weights is not None:
         weights = _validate.finite_array("class_weights", class_weights)
         if weights.shape != (classes,) or not (weights > 0).all():
-            raise ValueError(
-                f"class_weights is {_validate.shown(class_weights)}; give {classes} numbers above "
-                "0, one for each class"
+            raise _validate.refusal(
+                "class_weights",
+                class_weights,
+                f"give {classes} numbers above 0, one for each class",
             )
         class_weights = tuple(weights.tolist())
     # Numbers and texts alone, by which a second problem finds the compiled functions of a first.

@@ -205,7 +205,7 @@ class Gradients:
     def __post_init__(self) -> None:
         """Refuse routes that there are not."""
         if not isinstance(self.routes, Mapping):
-            raise ValueError(f"routes is {_validate.shown(self.routes)}; give {{'layer': 'norm'}}")
+            raise _validate.refusal("routes", self.routes, "give {'layer': 'norm'}")
         for layer, route in self.routes.items():
             _validate.one_of(f"routes[{layer!r}]", route, ROUTES)
 

@@ -188,9 +188,7 @@ class Target:
         """Refuse what does not fit the network, on copies that nobody can change afterwards."""
         config = self.config
         if not isinstance(config, Config):
-            raise ValueError(
-                f"config is {_validate.shown(config)}; give make_plan(dp.Config(...), W)"
-            )
+            raise _validate.refusal("config", config, "give make_plan(dp.Config(...), W)")
         mixing = mixing_.check_mixing(self.mixing, stochastic=config.method.stochastic)
         if not scipy.sparse.issparse(mixing):
             mixing.flags.writeable = False
@@ -253,7 +251,7 @@ class Target:
     def budget(self) -> Budget:
         """What the run may cost; ValueError for a config without noise."""
         if self.config.budget is None:
-            raise ValueError("budget is None; a config without noise keeps none")
+            raise ValueError("budget is missing; a config without noise keeps none")
         return self.config.budget
 
     @property

@@ -59,7 +59,7 @@ class Config:
         for name, (kind, remedy) in _KINDS.items():
             part = getattr(self, name)
             if isinstance(part, type) or not isinstance(part, kind):
-                raise ValueError(f"{name} is {_validate.shown(part)}; give {remedy}")
+                raise _validate.refusal(name, part, f"give {remedy}")
             if part is not None:
                 _check_frozen(name, part)
         _validate.number("optimizer.first", self.optimizer.first)
@@ -71,8 +71,8 @@ class Config:
         if (self.noise is None) != (self.budget is None):
             present, missing = ("budget", "noise") if self.noise is None else ("noise", "budget")
             raise ValueError(
-                f"{present} is {_validate.shown(getattr(self, present))} and {missing} is None; a "
-                "private config has both, one without noise neither"
+                f"{present} is {_validate.shown(getattr(self, present))} and {missing} is missing; "
+                "a private config has both, one without noise neither"
             )
         if self.release and self.noise is None:
             raise ValueError("release is True for a config without noise; give it noise")

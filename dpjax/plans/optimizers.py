@@ -62,7 +62,7 @@ class Sgd:
         remedy = "give 'constant', 'sqrt', a ratio in (0, 1), or multiples up to 1, one a round"
         steps = _validate.numbers("decay", decay)
         if steps is not None and (max(steps) != 1 or min(steps) < 0):
-            raise ValueError(f"decay is {_validate.shown(decay)}; {remedy}")
+            raise _validate.refusal("decay", decay, remedy)
         _validate.assign(self, decay=steps or _validate.probability("decay", decay, remedy=remedy))
 
     def check_rounds(self, rounds: int) -> None:
@@ -266,7 +266,7 @@ def _step(schedule: optax.Schedule, round: int) -> float:
     step = _validate.number(name, value, remedy=remedy)
     # Later ones may fall below zero by rounding.
     if abs(step) > _LARGEST or (round == 0 and step < 0):
-        raise ValueError(f"{name} is {_validate.shown(value)}; {remedy} and at most {_LARGEST:g}")
+        raise _validate.refusal(name, value, f"{remedy} and at most {_LARGEST:g}")
     return step
 
 

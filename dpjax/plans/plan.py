@@ -502,9 +502,7 @@ def make(
             f"{' and '.join(pieces)} is given for noise {config.label!r}, which has none"
         )
     if design is not None and not isinstance(design, design_.Design):
-        raise ValueError(
-            f"design is {_validate.shown(design)}; give one that dp.design or Design.load returned"
-        )
+        raise _validate.refusal("design", design, "give one that dp.design or Design.load returned")
     if config.noise is None:
         return Plan(target, None, Guarantee.none(config.rounds))
     check_design(config.noise)

@@ -76,9 +76,11 @@ class _Scheduled:
         else:
             fits = min(schedule) >= 0 and max(schedule) > 0
         if not fits:
-            raise ValueError(
-                f"schedule is {_validate.shown(self.schedule)}; give a ratio of at most 1, or "
-                "relative scales, one a round, none below 0 and one above"
+            raise _validate.refusal(
+                "schedule",
+                self.schedule,
+                "give a ratio of at most 1, or relative scales, one a round, none below 0 and one "
+                "above",
             )
         _validate.assign(self, schedule=schedule)
 

@@ -126,9 +126,9 @@ class SecureSums:
         journal: _files.PathLike | None = None,
     ) -> None:
         if not isinstance(terms, Terms):
-            raise ValueError(f"terms is {_validate.shown(terms)}; give terms_of(plan.noise.code)")
+            raise _validate.refusal("terms", terms, "give terms_of(plan.noise.code)")
         if not isinstance(spent, Sequence):
-            raise ValueError(f"spent is {_validate.shown(spent)}; give rounds, as in (4,)")
+            raise _validate.refusal("spent", spent, "give rounds, as in (4,)")
         if terms.bound is not None or terms.bits > 32:
             raise ValueError(
                 f"terms have bound {terms.bound} and bits {terms.bits}; give bound=None, and the "
@@ -366,7 +366,7 @@ class Journal:
 
     def __init__(self, path: _files.PathLike, terms: bytes) -> None:
         if not isinstance(path, str | os.PathLike) or not str(path).strip():
-            raise ValueError(f"journal is {_validate.shown(path)}; name a file, or None")
+            raise _validate.refusal("journal", path, "name a file, or None")
         self.path = Path(path)
         self.rounds: dict[int, _Asked] = {}
         self._terms = terms.hex()

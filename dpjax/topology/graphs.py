@@ -252,7 +252,7 @@ def from_edgelist(path: _files.PathLike, *, directed: bool = False) -> nx.Graph:
         NodeDataView({0: 'Rome', 1: 'Milan', 2: 'Turin'}, data='label')
     """
     if not path or not isinstance(path, str | os.PathLike):
-        raise ValueError(f"path is {_validate.shown(path)}; give the path of an edge-list file")
+        raise _validate.refusal("path", path, "give the path of an edge-list file")
     path = Path(path)
     if os.path.isdir(path):
         raise ValueError(f"path is {str(path)!r}, a folder; give an edge-list file")

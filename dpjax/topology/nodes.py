@@ -105,7 +105,7 @@ def find(names: _Names, word: str, argument: str = "node") -> int:
     """
     several = isinstance(names, Iterable) and not isinstance(names, str)
     if not several or not all(isinstance(label, str) for label in names):
-        raise ValueError(f"names is {_validate.shown(names)}; give nodes.labels(graph)")
+        raise _validate.refusal("names", names, "give nodes.labels(graph)")
     # Letters with accents have two forms in Unicode; labels are in the composed one.
     word = _validate.name(word).strip()
     name = word.removeprefix(_LABEL)

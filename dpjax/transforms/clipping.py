@@ -386,9 +386,8 @@ def per_example(
     clip_norm = _check(clip_norm, method)
     _validate.flag("per_layer", per_layer)
     if not callable(loss_fn):
-        raise ValueError(
-            f"loss_fn is {_validate.shown(loss_fn)}; give a function of params, x and y of one "
-            "example"
+        raise _validate.refusal(
+            "loss_fn", loss_fn, "give a function of params, x and y of one example"
         )
     if microbatch is not None:
         microbatch = _validate.integer("microbatch", microbatch)
@@ -604,9 +603,10 @@ def clipped_sum(
     _validate.flag("per_layer", per_layer)
     if not callable(weighted) or (per_layer and not hasattr(weighted, "by_layer")):
         member = " with by_layer, as models.layer_norms.Gradients has," if per_layer else ""
-        raise ValueError(
-            f"weighted is {_validate.shown(weighted)}; give a function{member} of params, x, "
-            "y and weights, or use per_example"
+        raise _validate.refusal(
+            "weighted",
+            weighted,
+            f"give a function{member} of params, x, y and weights, or use per_example",
         )
     if microbatch is not None:
         microbatch = _validate.integer("microbatch", microbatch)

@@ -680,9 +680,10 @@ def _check_edges(pairs: np.ndarray, n: int) -> None:
         of_two = (ordered[:, 0] < ordered[:, 1]).all()
         valid = in_range and of_two and len(np.unique(ordered, axis=0)) == len(pairs)
     if not valid:
-        raise ValueError(
-            f"edges is {_validate.shown(pairs)}; give [E, 2] whole numbers, every link of two "
-            f"agents of 0 .. {n - 1} once"
+        raise _validate.refusal(
+            "edges",
+            pairs,
+            f"give [E, 2] whole numbers, every link of two agents of 0 .. {n - 1} once",
         )
 
 

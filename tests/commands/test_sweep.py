@@ -284,7 +284,7 @@ def test_files_of_functions_are_same_in_every_process(tmp_path):
         ({"rounds": [5]}, {"parallel": 0}, "parallel is 0; give how many"),
         ({"rounds": [5]}, {"parallel": 1.5}, "parallel is 1.5; give how many"),
         ({"rounds": [5]}, {"parallel": np.int64(-2)}, "parallel is .*-2.*; give how many"),
-        ({"rounds": [5]}, {"parallel": "jobs.yaml"}, "folder is None; name one"),
+        ({"rounds": [5]}, {"parallel": "jobs.yaml"}, "folder is missing; name one"),
         ({"rounds": [5]}, {"folder": 3}, "folder is 3; give a path"),
     ],
 )

@@ -216,7 +216,7 @@ class Infinite(Random):
             {"relation": "zero_out_client", "counts": np.full(4, 12)},
             r"rows \[2\] of agent 0 in round 4; .*by the pattern",
         ),
-        (Bare(), {}, "sampler.divisor is None; give a finite number above 0"),
+        (Bare(), {}, "sampler.divisor is missing; give a finite number above 0"),
         (Infinite(4), {}, "sampler.divisor is nan"),
         (Undrawn(), {}, "whose draw returns None; return a protocols.Draw"),
         (Floating(4), {}, "float32.*; return a protocols.Draw of whole numbers"),

@@ -251,7 +251,7 @@ def test_horizon_beside_run_s_takes_its_own_step_sizes(network, horizon):
         ({"epsilon": "10"}, "epsilon is '10'"),
         ({"epsilon": 10**400}, "epsilon is 1000"),
         ({"allow_unsound": "no"}, "allow_unsound is 'no'; give True or False"),
-        ({"release": None}, "release is None"),
+        ({"release": None}, "release is missing"),
         ({"clip_norm": 1e10}, "clip_norm is 10000000000.0"),
         ({"step_size": 1e300}, "step_size is 1e"),
         ({"rounds": 2**31}, "rounds is 2147483648"),
@@ -275,7 +275,7 @@ def test_horizon_beside_run_s_takes_its_own_step_sizes(network, horizon):
         ({"sampler": samplers.Random}, "give dp.samplers.Random(batch_size)"),
         ({"noise": None}, "budget is Budget"),
         ({"budget": None}, "noise is Whisper"),
-        ({"method": None}, "method is None; give dp.methods.DSGD"),
+        ({"method": None}, "method is missing; give dp.methods.DSGD"),
         ({"participation": (4, 5)}, "an agent takes part in every round"),
         (
             {"participation": (3, 5), "relation": "replace_record"},
@@ -291,7 +291,7 @@ def test_bad_config(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"config": None}, "config is None; give make_plan(dp.Config(...), W)"),
+        ({"config": None}, "config is missing; give make_plan(dp.Config(...), W)"),
         ({"config": np.eye(2), "mixing": make_config()}, "config is array"),
         ({"mixing": None}, "mixing is None; give the matrix of a graph"),
         ({"mixing": np.full((6, 6), 1 / 6, np.float32)}, "give a matrix in float64 whose rows"),

@@ -326,7 +326,7 @@ def test_empty_batch_sums_to_nothing():
         ({"clip_norm": 1e-30}, "clip_norm is 1e-30"),
         ({"clip_norm": 1.0, "method": "Flat"}, "method is 'Flat'"),
         ({"clip_norm": 1.0, "per_layer": "no"}, "per_layer is 'no'"),
-        ({"clip_norm": 1.0, "weighted": None}, "weighted is None"),
+        ({"clip_norm": 1.0, "weighted": None}, "weighted is missing"),
         ({"clip_norm": 1.0, "weighted": len, "per_layer": True}, "by_layer"),
     ],
 )
