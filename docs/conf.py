@@ -1,7 +1,9 @@
 """The site: python -m sphinx -W docs site."""
 
+import collections
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.domains.python import PyObject
+from sphinx.search.en import SearchEnglish
 
 import dpjax
 
@@ -172,6 +175,24 @@ def with_synonyms(app, doctree) -> None:
         section.insert(0, addnodes.index(entries=entries))
 
 
+def write_word_counts(app, env) -> None:
+    """How often every guide has every word, by which the search ranks them."""
+    language, counts = SearchEnglish({}), {}
+    for name in sorted(env.found_docs):
+        if not name.startswith("reference/") and "nosearch" not in env.metadata[name]:
+            words = language.split(env.get_doctree(name).astext().lower())
+            stems = (language.stem(word) for word in words if language.word_filter(word))
+            counts[name] = collections.Counter(stems)
+    text = f"const wordCounts = {json.dumps(counts)};\n"
+    (Path(app.srcdir) / "_static" / "word_counts.js").write_text(text, encoding="utf-8")
+
+
+def with_word_counts(app, page, template, context, doctree) -> None:
+    """Only the page of the search reads the counts."""
+    if page == "search":
+        app.add_js_file("word_counts.js")
+
+
 def plain(app, what, name, obj, options, lines) -> None:
     """Docstrings are plain text but for backticks: stars, bars and underscores are themselves."""
     for number, line in enumerate(lines):
@@ -188,4 +209,6 @@ def setup(app) -> None:
     app.connect("builder-inited", write_reference)
     app.connect("source-read", without_records)
     app.connect("doctree-read", with_synonyms)
+    app.connect("env-updated", write_word_counts)
+    app.connect("html-page-context", with_word_counts)
     app.connect("autodoc-process-docstring", plain, priority=100)

@@ -12,7 +12,10 @@ const page = {
   _ready: () => {},
 };
 vm.createContext(page);
-for (const file of ["_static/searchtools.js", "_static/language_data.js", "searchindex.js"]) {
+const files = [
+  "_static/searchtools.js", "_static/language_data.js", "_static/word_counts.js", "searchindex.js",
+];
+for (const file of files) {
   vm.runInContext(fs.readFileSync(path.join(site, file), "utf8"), page);
 }
 page.queries = JSON.parse(fs.readFileSync(0, "utf8"));
