@@ -32,12 +32,17 @@ def first_hits(site: Path, queries: list[str]) -> list[list[str]]:
     return [[hit.partition("#")[0] for hit in hits[:3]] for hits in json.loads(answer.stdout)]
 
 
-@pytest.mark.parametrize("name", ["questions", "more_questions"])
+@pytest.mark.parametrize("name", ["questions", "more_questions", "newcomer_questions"])
 def test_questions_find_their_page(site: Path, name: str) -> None:
     questions = tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
     assert len(questions) >= 20
     hits = dict(zip(questions, first_hits(site, list(questions)), strict=True))
-    missed = {query: hits[query] for query, page in questions.items() if page not in hits[query]}
+    missed = {}
+    for query, pages in questions.items():
+        # One page answers, or each of several.
+        answers = {pages} if isinstance(pages, str) else set(pages)
+        if not answers & set(hits[query]):
+            missed[query] = hits[query]
     assert not missed
 
 
