@@ -73,6 +73,18 @@ def test_stored_records_are_kept_unless_asked(checkout: Path) -> None:
     assert sorted(path.name for path in stored.parent.iterdir()) == ["one.jsonl.gz"]
 
 
+def test_equal_rows_of_another_day_are_no_difference(tmp_path: Path) -> None:
+    rows = [{"text": "a"}]
+    first = records.write(tmp_path / "first" / "a.jsonl", rows, {"created": "2026-01-01"})
+    second = records.write(tmp_path / "second" / "a.jsonl", rows, {"created": "2026-01-02"})
+    other = records.write(tmp_path / "other" / "a.jsonl", [{"text": "b"}], {})
+    archive = tmp_path / "one.jsonl.gz"
+    assert archives.pack(archive, [first]) == []
+    content = archive.read_bytes()
+    assert archives.pack(archive, [second]) == [] and archive.read_bytes() == content
+    assert archives.pack(archive, [other]) == ["a.jsonl"] and archive.read_bytes() == content
+
+
 FURTHER = """
 import pathlib, shutil, sys
 PRESETS = {"cpu": 1, "cpu_more": 2, "gpu": 3}
