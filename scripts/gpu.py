@@ -2,6 +2,7 @@
 
     scripts/gpu 540                 runs for nine minutes, from the top of the queue
     scripts/gpu --list              says what is done and what comes next
+    scripts/gpu --page              lists all records of GPUs anew in docs/records/gpu.md
     scripts/gpu --rehearse          tries every command at a hundredth of its size, on a CPU
 
 A run that is done has a line in docs/records/gpu.md and is not run again. Its records become an
@@ -14,6 +15,7 @@ On a bare machine set PYTHONPATH to the libraries that it lacks, and DPJAX_DATA 
 """
 
 import argparse
+import gzip
 import importlib.util
 import json
 import os
@@ -43,6 +45,7 @@ GRACE = 15.0
 """Seconds that a run has to end; an experiment keeps its last checkpoint anyway."""
 PACKING = 15.0
 """Seconds for copying results."""
+BEGIN, END = "<!-- made by scripts/gpu -->", "<!-- end of records -->"
 
 
 def page() -> Path:
@@ -142,6 +145,44 @@ def say(text: str) -> None:
         print(text, file=file)
 
 
+def heads(path: Path) -> list[dict[str, Any]]:
+    """The metadata of a file of records, or of all files of an archive."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        lines = [line for line in file if line.startswith('{"metadata"')]
+    return [json.loads(line)["metadata"] for line in lines]
+
+
+def recorded() -> list[str]:
+    """A row for all that an archive has of one preset, device and commit, where it is a GPU's."""
+    rows: dict[tuple[str, str, str, str], float] = {}
+    stored = sorted((ROOT / "docs" / "records").glob("*.jsonl.gz"))
+    benchmarks = sorted((ROOT / "benchmarks" / "records").glob("*.jsonl"))
+    for path in [*stored, *benchmarks]:
+        for head in heads(path):
+            device = head["device"]["kind"]
+            if device != "cpu":
+                key = (path.name, head.get("preset", ""), device, commit_of(head))
+                rows[key] = rows.get(key, 0.0) + head.get("seconds", 0.0)
+    cells = [[*key, f"{seconds:.0f}" if seconds else ""] for key, seconds in rows.items()]
+    titles = ["record", "preset", "device", "commit", "seconds"]
+    return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *cells)]
+
+
+def commit_of(head: Mapping[str, Any]) -> str:
+    """The commit, with an asterisk where the checkout differed."""
+    return (head["commit"] or "unknown")[:10] + ("*" if head["dirty"] else "")
+
+
+def list_records() -> None:
+    """Write the page's table of records anew, where it has one."""
+    before, begin, rest = page().read_text(encoding="utf-8").partition(BEGIN)
+    if begin:
+        rows = "\n".join(recorded())
+        text = f"{before}{BEGIN}\n\n{rows}\n\n{END}{rest.partition(END)[2]}"
+        page().write_text(text, encoding="utf-8")
+
+
 def store(run: Run, folder: Path, found: Mapping[str, Any], seconds: float) -> None:
     """Put the records of a run that is done beside the others, and its line into the page."""
     device = found["device"]["kind"]
@@ -151,10 +192,10 @@ def store(run: Run, folder: Path, found: Mapping[str, Any], seconds: float) -> N
             shutil.copy(file, record(run, re.sub(r"\W+", "-", device.lower()).strip("-")))
     elif files:
         archives.pack(record(run), files)
-    commit = (found["commit"] or "unknown")[:10] + ("*" if found["dirty"] else "")
-    cells = [str(run.entry), run.name, "done", found["date"][:10], device, commit, f"{seconds:.0f}"]
+    cells = [str(run.entry), run.name, "done", found["date"][:10], device, commit_of(found)]
     with page().open("a", encoding="utf-8") as file:
-        print(f"| {' | '.join(cells)} |", file=file)
+        print(f"| {' | '.join([*cells, f'{seconds:.0f}'])} |", file=file)
+    list_records()
 
 
 def deliver(out: Path) -> None:
@@ -244,6 +285,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("seconds", type=float, nargs="?", metavar="SECONDS")
     parser.add_argument("--list", action="store_true", help="say what is done and what comes next")
+    parser.add_argument("--page", action="store_true", help="list all records of GPUs on the page")
     parser.add_argument(
         "--rehearse", nargs="*", metavar="NAME", help="try these runs, or all, at small sizes"
     )
@@ -256,6 +298,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for run in QUEUE:
             state = "done" if is_done(run) else f"{run.minutes:g} minutes"
             print(f"{run.entry:3} {run.name:40} {state:12} {run.decides}")
+        return 0
+    if options.page:
+        list_records()
         return 0
     lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
