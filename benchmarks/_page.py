@@ -62,7 +62,7 @@ Every size, with the number of its machine:
 
 ## What it cannot show
 
-- Sizes suit two cores and twenty minutes. The scripts have options for larger ones.
+- Sizes suit two cores and half an hour. The scripts have options for larger ones.
 - GPUs have lines for clipped gradients and the design of noise alone.
 - Flower's simulation asks for answers every tenth of a second, which bounds its rate for small
   models.
