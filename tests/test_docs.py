@@ -185,20 +185,6 @@ def test_link_of_optax_runs_as_its_page_has_it() -> None:
     assert names["models"]["w"].shape == (6, 3) and names["models"]["w"].std() > 0.1
 
 
-# Words of an older style: nouns that the project alone had, and sentences without a subject.
-PRIVATE = re.compile(
-    r"\b(twins?|sealed|stories|judged|rooms?|no best step|grain|beyond chance|"
-    r"told (it|that some|of who)|as an outsider does|may have been opened|attacks on its last bits|"
-    r"the turns of a|is owed most|weighs as much as|turns it round|stays in the models differs)\b",
-    re.IGNORECASE,
-)
-
-
-@pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
-def test_pages_have_field_s_words(page: Path) -> None:
-    assert not PRIVATE.findall(page.read_text())
-
-
 # Errors of papers quote them, and proofs have formulas.
 LONG = ("errata", "proofs", "CHANGELOG", "architecture", "contributing", "changelog", "security")
 

@@ -1,5 +1,6 @@
-"""The manual in numbers: words a page, numbers in prose, captions, imports as users write."""
+"""The manual's words a page, numbers in prose, captions, imports as users write, plain words."""
 
+import ast
 import importlib
 import json
 import re
@@ -139,12 +140,58 @@ def test_untidy_numbers_are_caught() -> None:
     assert not UNTIDY.findall(prose("Version 1.2.3 is 0.05 ± 0.1. See [it](.././a.md)."))
 
 
-# Words that the project alone had.
-PRIVATE = re.compile(
-    r"\b(leaf|pulses|grain|beyond chance|the gate|deals|horizon-aware)\b", re.IGNORECASE
-)
+def private_words(*places: str) -> re.Pattern[str]:
+    """Words that the project alone had, which no text of these places may have."""
+    words = [word for place in places for word in BOUNDS["private"][place]]
+    return re.compile(rf"\b(?:{'|'.join(words)})\b", re.IGNORECASE)
+
+
+def hits(words: re.Pattern[str], text: str) -> list[str]:
+    """What of these words a text has, over the ends of its lines too."""
+    return [match[0] for match in words.finditer(" ".join(text.split()))]
+
+
+# The changelog, and how to contribute, too.
+TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+WRITTEN = sorted(path for path in TEXTS if path.parent.name not in ("reference", "records"))
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
+def test_pages_have_words_of_the_field(page: Path) -> None:
+    words = private_words("everywhere", "pages")
+    assert not hits(words, page.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", GUIDES)
 def test_guides_have_words_of_the_field(page: str) -> None:
-    assert not PRIVATE.findall(prose(text_of(page)))
+    assert not hits(private_words(*BOUNDS["private"]), prose(text_of(page)))
+
+
+def texts_of(source: str) -> str:
+    """Docstrings and messages of a module."""
+    nodes = ast.walk(ast.parse(source))
+    values = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    return "\n".join(value for value in values if isinstance(value, str))
+
+
+def test_docstrings_and_messages_have_words_of_the_field() -> None:
+    words = private_words("everywhere")
+    faults = {}
+    for path in sorted((ROOT / "dpjax").rglob("*.py")):
+        text = texts_of(path.read_text(encoding="utf-8"))
+        faults[str(path.relative_to(ROOT))] = hits(words, text)
+    assert not {name: phrases for name, phrases in faults.items() if phrases}
+
+
+@pytest.mark.mutant
+def test_private_words_are_caught() -> None:
+    words = private_words("everywhere", "pages")
+    text = "Twins are told that some rooms are sealed.\nNo best step is Beyond chance."
+    assert hits(words, text) == [
+        "Twins", "told that some", "rooms", "sealed", "No best step", "Beyond chance"
+    ]  # fmt: skip
+    assert not hits(words, "A twinkling leaf is in the mushroom.")
+    assert hits(private_words("guides"), "The gate has a leaf.") == ["The gate", "leaf"]
+    assert not hits(words, prose("`sealed` is code."))
+    message = 'def f():\n    """It is\n    told it."""\n    raise ValueError(f"{x} stories")'
+    assert hits(words, texts_of(message)) == ["told it", "stories"]
