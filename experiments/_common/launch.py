@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from _common import tune
-from dpjax import _validate, _workers
+from dpjax import _validate, _workers, cli
 from dpjax.engine.estimate import estimate
 from dpjax.engine.run import Result, run
 from dpjax.engine.state import RunSchedule
@@ -383,7 +383,7 @@ def main(
 
     Returns:
         Exit status: 0, or 2 after an error of the user's or the system's, or 130 when it was
-        stopped from the keyboard; both are told in one line.
+        stopped from the keyboard; both are said in one line, as is a warning.
     """
     import tyro
 
@@ -392,9 +392,10 @@ def main(
         preset, rest = _split_preset(arguments, presets, default)
         selection = presets[preset]
         parser = _parser(type(selection), selection, experiment.__doc__, tuple(presets), preset)
-        config, options = tyro.cli(
-            parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
-        )
+        prog = f"experiments/{name}.py"
+        _check_names(rest, type(selection), prog)
+        with cli.on_parse_error(_refuse):
+            config, options = tyro.cli(parser, args=rest, prog=prog, description=experiment.__doc__)
         command = f"python experiments/{name}.py {shlex.join(arguments)}".rstrip()
         if options.estimate:
             with tempfile.TemporaryDirectory() as folder:
@@ -433,8 +434,38 @@ def main(
     return 0
 
 
+def _check_names(words: Iterable[str], config_type: type, prog: str) -> None:
+    """Refuse an option that there is not, naming the nearest, as `dpjax` does.
+
+    Raises:
+        ValueError: Naming both.
+    """
+    fields = [*dataclasses.fields(config_type), *dataclasses.fields(Options)]
+    names = ["--help", "--preset", *(f"--{field.name.replace('_', '-')}" for field in fields)]
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    # Completions for shells are options of the parser's own.
+    options = [word.replace("_", "-") for word in options if not word.startswith("--tyro-")]
+    cli._check("option", (word.replace("--no-", "--") for word in options), names, prog)
+
+
+def _refuse(event: Any) -> None:
+    """Say in one line what the parser would say in a box, as `dpjax` does.
+
+    Raises:
+        ValueError: With the line.
+    """
+    # What the config itself refuses has words of its own, and no argument.
+    if getattr(event, "argument", event) is None:
+        raise ValueError(event.message)
+    cli._refuse(event)
+
+
 def _call(experiment: Callable[[Any, Lab], Any], config: Any, lab: Lab) -> None:
+    def show(message: Warning | str, *place: Any) -> None:
+        print(f"{lab.name}: warning: {message}", file=sys.stderr, flush=True)
+
     with warnings.catch_warnings():
+        warnings.showwarning = show
         # Published budgets are compared as they are, also where they leave nothing to learn.
         warnings.simplefilter("ignore", HopelessWarning)
         experiment(config, lab)

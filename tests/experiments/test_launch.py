@@ -1,6 +1,7 @@
 """The shared command line: presets, cells, resuming, errors."""
 
 import dataclasses
+import warnings
 
 import pytest
 
@@ -22,6 +23,9 @@ class Config:
 
     rounds: int = 5
     names: tuple[str, ...] = ("a",)
+
+    def __post_init__(self):
+        launch.check(self)
 
 
 PRESETS = {"tiny": Config(), "cpu": Config(rounds=50, names=("a", "b"))}
@@ -52,6 +56,49 @@ def test_unknown_preset_and_value_errors_are_one_line(capsys):
     code, observed = collect(["--preset", "huge"])
     assert code == 2 and not observed
     assert "preset is 'huge'; choose one of tiny, cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--bad", "no option --bad; see experiments/trial.py --help"),
+        (
+            "--presets tiny",
+            "no option --presets; did you mean --preset? If not, see experiments/trial.py --help",
+        ),
+        (
+            "--no-resum",
+            "no option --resum; did you mean --resume? If not, see experiments/trial.py --help",
+        ),
+        ("extra", "'extra' is one argument too many; see experiments/trial.py --help"),
+        ("--rounds", "--rounds has no value; see experiments/trial.py --help"),
+        ("--rounds=1.5", "--rounds is '1.5', which is no INT; see experiments/trial.py --help"),
+        ("--rounds 0", "rounds is 0; give a whole number of at least 1"),
+        ("--preset huge", "preset is 'huge'; choose one of tiny, cpu"),
+    ],
+)
+def test_errors_are_one_line_as_those_of_dpjax(arguments, line, capsys):
+    code, observed = collect(arguments.split())
+    assert code == 2 and not observed
+    assert capsys.readouterr() == ("", f"trial: error: {line}\n")
+
+
+def test_warnings_are_one_line(capsys):
+    def body(config, lab):
+        """Do the work."""
+        warnings.warn("this is slow", UserWarning, stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert launch.main("trial", PRESETS, body, []) == 0
+    assert capsys.readouterr() == ("", "trial: warning: this is slow\n")
+
+
+def test_completion_is_written(tmp_path):
+    path = tmp_path / "completion"
+    with pytest.raises(SystemExit) as stop:
+        collect(["--tyro-write-completion", "bash", str(path)])
+    assert not stop.value.code and "--rounds" in path.read_text()
 
 
 def test_help_names_options_and_presets(capsys):
