@@ -451,15 +451,16 @@ def compare(config: Config, lab: launch.Lab, group: Any) -> None:
     names = list(dict.fromkeys(group["design"]))
     bases = [n for n in names if n == config.optimizer or n.partition(":")[0] == "momentum"]
     for base in bases if len(names) > 1 else ():
+        title = looks.title(base)
         rows = claims.gains(group, base, "points")
         room = 100 - group.loc[group["design"] == base, "points"].mean()
         for row in rows:
             if " + " in row["method"]:
                 verdict = claims.verdict(row["gain in points"], row["margin"], CLAIMED[0])
                 if room < CLAIMED[1]:
-                    verdict = f"{claims.UNTOLD}: {base} leaves {room:.1f} points"
+                    verdict = f"{claims.UNTOLD}: {title} leaves {room:.1f} points"
                 row["3 to 10 points"] = verdict
-        lab.say(f"against {base}, paired over seeds:\n" + tables.text(rows))
+        lab.say(f"against {title}, paired over seeds:\n" + tables.text(rows))
 
 
 def draw(config: Config, lab: launch.Lab, final: Any) -> None:

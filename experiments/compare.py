@@ -517,7 +517,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             pairs = claims.gains(group, base, "points", column="system")
             lab.say("over independent noise, paired over seeds:\n" + tables.text(pairs))
         lab.say("which to take:\n" + tables.text(choices(group)))
-        lab.say_ends(tables.at_ends(frame[frame["budget_epsilon"] == epsilon]))
+        lab.say_ends(tables.at_ends(frame[frame["budget_epsilon"] == epsilon], "system"))
     lab.say(f"trials a system and budget: {', '.join(map(str, sorted(set(trials))))}")
     for _, first in last.drop_duplicates("trust").iterrows():
         stated = Guarantee.from_dict(first["guarantee"]).statement()

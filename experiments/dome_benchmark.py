@@ -479,7 +479,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     tried = tuning.groupby(["design", "budget_epsilon", "k"])[["setting", "step_size"]]
     counts = tried.apply(lambda rows: len(rows.drop_duplicates()))
     lab.say(f"trials of each: {', '.join(map(str, sorted(set(counts))))}")
-    lab.say_ends(tables.at_ends(frame, ["design", "budget_epsilon", "k"]))
+    lab.say_ends(tables.at_ends(frame, ["method", "budget_epsilon", "k"]))
     result = wins(last)
     if result:
         lab.say("DOME against others, paired over seeds:\n" + tables.text(result))

@@ -239,7 +239,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         names = list(dict.fromkeys(group["design"]))
         rows = claims.gains(group, names[0], "points")
         if rows:
-            lab.say(f"against {names[0]}, paired over seeds:\n" + tables.text(rows))
+            lab.say(f"against {looks.title(names[0])}, paired over seeds:\n" + tables.text(rows))
     judge(config, lab, last)
     stated = Guarantee.from_dict(last["guarantee"].iloc[0])
     lab.say(

@@ -5,7 +5,7 @@ A method has one look in all of them, whatever setting of it was tuned.
 
 import contextlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dpjax.contrib.central import TITLES
 from dpjax.protocols import Look
@@ -14,7 +14,7 @@ from dpjax.results import plots
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["LOOKS", "accuracy", "counted", "look", "percent", "titled", "words"]
+__all__ = ["LOOKS", "accuracy", "counted", "look", "percent", "title", "titled", "words"]
 
 LOOKS: dict[str, Look] = {
     # Systems at a server, and sketches of what is sent to one.
@@ -182,3 +182,15 @@ def titled(names: Iterable[str]) -> dict[str, Look]:
                 label = f"{look(method).label}, {setting}"
             results[name] = bare.get(name) or look(name, label)
     return results
+
+
+def title(name: Any) -> Any:
+    """Return a design or a method as figures name it.
+
+    Args:
+        name: In records; a name that has no look, and what is no text, stay as they are.
+    """
+    if not isinstance(name, str):
+        return name
+    known = titled([name])
+    return known[name].label if known else plots.display_name(name)

@@ -1,16 +1,22 @@
 """Paired differences over seeds, and what was tuned to an end of its grid, beside the package's."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from _common import looks
 from dpjax.contrib.summaries import summary
-from dpjax.results.tables import comparable, moments, number_column, text
+from dpjax.results import tables
+from dpjax.results.tables import comparable, moments, number_column
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = ["Paired", "at_ends", "paired", "summary", "text"]
+
+
+METHODS = ("design", "algorithm", "method")
+"""Columns of names that records have of designs and methods."""
 
 
 class Paired(NamedTuple):
@@ -38,6 +44,26 @@ class Paired(NamedTuple):
         }
 
 
+def text(
+    rows: "pandas.DataFrame | Iterable[Mapping[str, Any]]", columns: Sequence[str] | None = None
+) -> str:
+    """Return rows as aligned text, where designs and methods are called as in figures.
+
+    Args:
+        rows: As `dpjax.results.tables.text` takes them.
+        columns: The same.
+    """
+    if hasattr(rows, "to_dict"):
+        named = [name for name in METHODS if name in rows]
+        titles = {name: list(map(looks.title, rows[name])) for name in named}
+        return tables.text(rows.assign(**titles), columns)
+    display = []
+    for row in rows:
+        titles = {name: looks.title(row[name]) for name in METHODS if name in row}
+        display.append({**row, **titles})
+    return tables.text(display, columns)
+
+
 def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "design") -> list[str]:
     """What was tuned to the least or the largest step size that was tried: its grid is too short.
 
@@ -49,7 +75,7 @@ def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "design") -> li
         by: Columns that tell what was tuned apart.
 
     Returns:
-        Their entries, joined by " + ", in the order of their first rows.
+        Their entries, as figures call them, joined by " + ", in the order of their first rows.
 
     """
     results = []
@@ -60,7 +86,7 @@ def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "design") -> li
         tried = tuning["step_size"]
         ends = {tried.min(), tried.max()}
         if len(ends) > 1 and best["step_size"].isin(ends).any():
-            results.append(" + ".join(str(part) for part in key))
+            results.append(" + ".join(str(looks.title(part)) for part in key))
     return results
 
 

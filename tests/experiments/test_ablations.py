@@ -285,7 +285,7 @@ def test_table_3_is_judged(capsys):
 
 
 @pytest.mark.parametrize(
-    "base, text", [(96.3, f"{UNTOLD}: sgd leaves 3.7 points"), (60.0, NO), (89.0, NO)]
+    "base, text", [(96.3, f"{UNTOLD}: SGD leaves 3.7 points"), (60.0, NO), (89.0, NO)]
 )
 def test_points_that_base_does_not_leave_cannot_be_gained(base, text):
     module = script("cifar_doppler")

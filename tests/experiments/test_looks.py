@@ -5,8 +5,9 @@ import itertools
 import pandas
 import pytest
 
-from _common import looks
+from _common import looks, tables
 from dpjax.results import plots
+from dpjax.results import tables as plain_tables
 from experiments import (
     cifar_doppler,
     compare,
@@ -97,3 +98,28 @@ def test_filter_decides_look_of_optimizer():
         result["sgd + first v1"][1:] == result["adam + first v1"][1:] == looks.look("first v1")[1:]
     )
     assert looks.look("dome", "k = 8", ":", "P") == ("k = 8", "#AA4499", "P", ":")
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("whisper_horizon", "Whisper, whole run"),
+        ("whisper_horizon(horizon=3)", "Whisper (horizon=3)"),
+        ("Whisper, whole run", "Whisper, whole run"),
+        ("sgd + first v1", "SGD + first v1"),
+        ("banded: 8 bands", "banded noise (prefix sum), 8 bands"),
+        ("diff_tv_ab", "Diff-TV-AB"),
+        ("non_private", "non-private"),
+        ("mine", "mine"),
+        (None, None),
+    ],
+)
+def test_tables_have_names_of_figures(name, title):
+    assert looks.title(name) == title
+    rows = [{"design": name, "seed": 0}, {"design": "independent", "seed": 1}]
+    shown = [{"design": title, "seed": 0}, {"design": "independent", "seed": 1}]
+    for kind in (list, pandas.DataFrame):
+        assert tables.text(kind(rows)) == plain_tables.text(kind(shown))
+        assert tables.text(kind(rows), ["seed"]) == plain_tables.text(shown, ["seed"])
+    renamed = [{"setting" if key == "design" else key: row[key] for key in row} for row in rows]
+    assert tables.text(renamed) == plain_tables.text(renamed)
