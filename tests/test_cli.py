@@ -372,6 +372,7 @@ def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -
     saved.check(matrix, budget.precision_bound(10.0, 1e-5, **terms))  # type: ignore[arg-type]
     spent = budget.loss(saved.covariance, 1e-5, **terms)  # type: ignore[arg-type]
     assert saved.kind == "whisper_horizon" and saved.horizon == 100
+    assert f"design: Whisper, whole run, [R^-1]_ii <= b = {saved.precision_bound:.6g}\n" in text
     assert spent.epsilon.max() <= 10
     figures = spatial.figures(saved.covariance, matrix)
     for key, name in design.FIGURES.items():
@@ -461,7 +462,7 @@ def test_all_designs_of_many_agents_are_compared_where_asked(
     out, err = capsys.readouterr()
     assert "left out" not in out
     assert all(f"\n{part.look.label} " in out for part in design.COMPARED.values())
-    assert "whisper takes minutes for 8 agents; --kind pairwise is quick\n" in err
+    assert "Whisper takes minutes for 8 agents; --kind pairwise is quick\n" in err
 
 
 def test_design_says_whom_it_does_not_protect(

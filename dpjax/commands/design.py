@@ -177,7 +177,8 @@ def design_command(
             "each other: --kind independent, whose noise has "
             f"{ratio:.3g} times the variance in the network's mean"
         )
-    print(f"design: {chosen_kind}, [R^-1]_ii <= b = {solution.precision_bound:.6g}")
+    design_name = noise.display_name(plan.config.label)
+    print(f"design: {design_name}, [R^-1]_ii <= b = {solution.precision_bound:.6g}")
     rows = [
         {"": text, "this": f"{figures[name]:.6g}", "independent": f"{others[name]:.6g}"}
         for name, text in FIGURES.items()
@@ -225,17 +226,17 @@ def _plans(
             continue
         if slow:
             remedy = "--kind pairwise is quick"
-            _files.say(f"{kind} takes minutes for {len(matrix):,} agents; {remedy}")
+            _files.say(f"{part.look.label} takes minutes for {len(matrix):,} agents; {remedy}")
         plans[kind] = design(matrix, kind, **terms)
-        _progress(kind, plans[kind].covariance(), matrix)
+        _progress(part.look.label, plans[kind].covariance(), matrix)
     return plans
 
 
-def _progress(kind: str, covariance: SquareMatrix, matrix: SquareMatrix) -> None:
+def _progress(name: str, covariance: SquareMatrix, matrix: SquareMatrix) -> None:
     """Say that a design for many agents is made, and what it costs."""
     if len(matrix) > _MANY:
         energy = spatial.energy(covariance, matrix)
-        _files.say(f"{kind}: noise energy {energy:.5g} in one step")
+        _files.say(f"{name}: noise energy {energy:.5g} in one step")
 
 
 def _polynomial(plan: plan_.Plan, horizon: int | None, size: int) -> _Compared:
@@ -246,7 +247,7 @@ def _polynomial(plan: plan_.Plan, horizon: int | None, size: int) -> _Compared:
     # The plan's own factor is rounded, and of many agents there is none.
     factor = other.noise.operator @ np.eye(len(plan.mixing))
     covariance = factor @ factor.T
-    _progress(part.label, covariance, plan.mixing)
+    _progress(part.look.label, covariance, plan.mixing)
     return part.look.label, covariance, other.forecast(size)
 
 

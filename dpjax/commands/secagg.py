@@ -68,7 +68,7 @@ def serve_command(
             once and written again after each sum.
     """
     terms, limits = _agreed(**agreed)
-    _validate.integer("rounds", rounds, minimum=1)
+    _validate.integer("rounds", rounds)
     with _written("sums", out, (0, terms.length)) as write:
         return asyncio.run(_serve(terms, host, port, limits, rounds, write))
 
@@ -138,13 +138,13 @@ def join_command(
     return 0
 
 
-# Examples are in the help of each action: in a list of both they would be broken into lines.
+# The first line of each: in a list of both, examples would be broken into lines.
 _Action = (
     Annotated[
         int,
         tyro.conf.subcommand(
             "serve",
-            description="Listen for clients and sum their vectors, round after round.",
+            description=serve_command.__doc__.partition("\n")[0],
             constructor=serve_command,
         ),
     ]
@@ -152,7 +152,7 @@ _Action = (
         int,
         tyro.conf.subcommand(
             "join",
-            description="Take part in one sum with a vector from a file.",
+            description=join_command.__doc__.partition("\n")[0],
             constructor=join_command,
         ),
     ]

@@ -29,7 +29,7 @@ from dpjax.engine.step import shared_parts
 from dpjax.learning import parameters
 from dpjax.learning.problem import Problem
 from dpjax.mechanism.design import Design
-from dpjax.plans import compatibility, identity
+from dpjax.plans import compatibility, identity, noise
 from dpjax.plans import plan as plan_
 from dpjax.plans.optimizers import Chain
 from dpjax.plans.plan import Config, Plan
@@ -93,7 +93,8 @@ class Sweep:
     def summary(self) -> str:
         """A table of the last metrics: mean +- standard error over seeds, a line for each point.
 
-        ``epsilon`` is that of the point's guarantee, rounded up, or the range of its agents'.
+        ``epsilon`` is that of the point's guarantee, rounded up, or the range of its agents'. Noise
+        designs are called as in figures.
         """
         from dpjax.results import tables
 
@@ -103,6 +104,8 @@ class Sweep:
         rows = []
         for number, part in self.frame.groupby(["point", "seed"]).tail(1).groupby("point"):
             values = {name: part[name].iloc[0] for name in fields if name in self.points[number]}
+            if "noise" in values:
+                values["noise"] = noise.display_name(part["design"].iloc[0])
             guarantee = Guarantee.from_dict(part["guarantee"].iloc[0])
             row = dict.fromkeys(fields, "") | values | {"epsilon": epsilon_text(guarantee)}
             rows.append(row | {name: tables.measured(part[name]) for name in metrics})

@@ -29,7 +29,6 @@ from dpjax.learning.supervised import supervised
 from dpjax.models import cnn, linear, mlp
 from dpjax.plans import noise, optimizers, protect
 from dpjax.plans import plan as plan_
-from dpjax.results import plots
 from dpjax.topology import nodes
 
 __all__ = ()
@@ -200,7 +199,7 @@ def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> 
     for caption in dict.fromkeys(guarantee.caption() for guarantee in result.guarantees):
         print(caption)
     for plan in plans:
-        print(f"\n{plots.display_name(plan.config.label)}:\n{plan.protection()}")
+        print(f"\n{noise.display_name(plan.config.label)}:\n{plan.protection()}")
         epsilons = plan.guarantee.per_agent_epsilon
         if epsilons:
             pairs = zip(task.partition.names or range(len(epsilons)), epsilons, strict=True)

@@ -14,6 +14,7 @@ from dpjax import _files, _html, _validate
 from dpjax.accounting.arrays import Fields
 from dpjax.accounting.parties import epsilon_text
 from dpjax.accounting.rounding import up
+from dpjax.plans import noise
 from dpjax.plans.identity import described
 
 __all__ = ()
@@ -47,14 +48,14 @@ def cells(result: Any) -> list[Fields]:
     Args:
         result: The run.
     """
-    from dpjax.results import plots, tables
+    from dpjax.results import tables
 
     rows = []
     for plan, (terms, guarantee) in enumerate(zip(result.terms, result.guarantees, strict=True)):
         protected = "nobody"
         if guarantee.relation is not None:
             protected = f"{guarantee.unit} from {guarantee.attacker}"
-        row = {"design": plots.display_name(terms["label"]), "epsilon": epsilon_text(guarantee)}
+        row = {"design": noise.display_name(terms["label"]), "epsilon": epsilon_text(guarantee)}
         row["protected"] = protected
         for name, values in result.metrics.items():
             row[name] = tables.measured(values[-1, :, plan])
@@ -149,8 +150,6 @@ def _outcome(result: Any) -> Iterator[str]:
 
 def _guarantees(result: Any) -> Iterator[str]:
     """A card for each different guarantee."""
-    from dpjax.results import plots
-
     yield "<h2>Guarantees</h2>"
     # Plans with one guarantee share a card.
     cards = collections.defaultdict(list)
@@ -164,7 +163,7 @@ def _guarantees(result: Any) -> Iterator[str]:
                 {"agent": name, "epsilon": up(epsilon)} for name, epsilon in pairs
             )
             card += f"<details><summary>Epsilon by agent</summary>{table}</details>"
-        cards[card].append(plots.display_name(terms["label"]))
+        cards[card].append(noise.display_name(terms["label"]))
     for card, labels in cards.items():
         title = _html.escape(", ".join(dict.fromkeys(labels)))
         yield f"<div class='card'><h3>{title}</h3>{card}</div>"
@@ -191,13 +190,11 @@ def _curves(result: Any) -> Iterator[str]:
 
 def _parameters(result: Any) -> Iterator[str]:
     """Configs, folded."""
-    from dpjax.results import plots
-
     yield "<h2>Parameters</h2>"
     if not result.plans:
         yield "<p>This result was loaded from a file, which holds no configs.</p>"
     for number, plan in enumerate(result.plans):
-        design = plots.display_name(plan.config.label)
+        design = noise.display_name(plan.config.label)
         name = f"{number}: {design}, {_validate.counted(plan.agents, 'agent')}"
         pairs = _pairs(described(plan.config))
         yield f"<details><summary>{_html.escape(name)}</summary>{_wide(pairs)}</details>"

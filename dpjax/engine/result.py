@@ -33,6 +33,7 @@ from dpjax.learning import parameters
 from dpjax.learning.examples import as_numbers
 from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
+from dpjax.plans import noise
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Models, Tree
 
@@ -135,11 +136,9 @@ class Result:
 
     def __str__(self) -> str:
         """The line of `repr`, and each plan's guarantee in sentences."""
-        from dpjax.results import plots
-
         lines = [repr(self)]
         for terms, guarantee in zip(self.terms, self.guarantees, strict=True):
-            lines.append(f"{plots.display_name(terms['label'])}: {guarantee.statement()}")
+            lines.append(f"{noise.display_name(terms['label'])}: {guarantee.statement()}")
         return "\n".join(lines)
 
     def rows(self, **extra: Any) -> list[Fields]:

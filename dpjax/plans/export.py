@@ -34,7 +34,7 @@ from dpjax.accounting.rounding import delta_text
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.learning.samplers import Full
 from dpjax.mechanism import strategy as strategy_
-from dpjax.plans import calibration
+from dpjax.plans import calibration, noise
 from dpjax.transforms import rounds as rounds_
 
 __all__ = ()
@@ -180,7 +180,7 @@ class Export:
             sites=n,
             rounds_text=_validate.counted(guarantee.rounds, "round"),
             last=guarantee.rounds - 1,
-            label=config.label,
+            label=noise.display_name(config.label),
             statement=wording.statement(stated, process=False),
             phase=phase,
             before=phase - 1,

@@ -663,6 +663,29 @@ _ALL: tuple[_Design, ...] = (
 DESIGNS = {part.label: part for part in _ALL}
 """Every design of the package by its label, with parameters that stand for any."""
 
+NAMES = {
+    "non_private": "non-private",
+    "central": "CDP (trusted server)",
+    **{label: part.look.label for label, part in DESIGNS.items()},
+}
+"""Names of designs in figures, tables and summaries, by their labels."""
+
+
+def display_name(label: str) -> str:
+    """Return the name of a config's design in figures, tables and summaries.
+
+    Args:
+        label: The config's, as in records: of another text it is the name itself.
+    """
+    design, bracket, parameters = label.partition("(")
+    if design not in NAMES:
+        return label
+    name = NAMES[design]
+    if parameters.startswith("horizon"):
+        # A horizon of so many rounds is not that of the whole run.
+        name = name.partition(",")[0]
+    return f"{name} ({parameters}" if bracket else name
+
 
 def check_design(part: Any) -> None:
     """Refuse a design of a user's own whose label records and figures would take for another's.
@@ -678,8 +701,7 @@ def check_design(part: Any) -> None:
 
 
 def _check_label(argument: str, label: Any, subject: str) -> None:
-    names = [part.look.label for part in DESIGNS.values()]
-    taken = ("covariance", "central", "non_private", *DESIGNS, *names)
+    taken = ("covariance", *NAMES, *NAMES.values())
     plain = isinstance(label, str) and label.isprintable() and label == label.strip()
     # A config's label has its design's parameters in brackets.
     if not plain or not 1 <= len(label) <= 60 or label in taken or "(" in label:

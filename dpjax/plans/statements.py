@@ -17,7 +17,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.parties import epsilon_text
 from dpjax.accounting.rounding import MARGIN, up
 from dpjax.learning.problem import Problem
-from dpjax.plans import calibration, compatibility
+from dpjax.plans import calibration, compatibility, noise
 from dpjax.plans.plan import Plan
 from dpjax.transforms import rounds as rounds_
 
@@ -71,15 +71,15 @@ def forecast_line(plans: Sequence[Plan], parameters: int, counts: Any = None) ->
     gaussian = [plan for plan in plans if not plan.why_no_forecast]
     private = []
     for plan in gaussian:
-        noise = plan.forecast(parameters, counts=counts)
-        if noise.rate > 0:
-            name = f"{plan.config.label}, epsilon {epsilon_text(plan.guarantee)}"
-            private.append((noise, name))
+        forecast = plan.forecast(parameters, counts=counts)
+        if forecast.rate > 0:
+            design = noise.display_name(plan.config.label)
+            private.append((forecast, f"{design}, epsilon {epsilon_text(plan.guarantee)}"))
     if not private:
         return ""
     # The best first: a sweep is worth its time if one of its plans can learn.
     private.sort(key=lambda pair: max(pair[0].ratio, pair[0].disagreement))
-    hopeless = [noise for noise, _ in private if noise.level == "hopeless"]
+    hopeless = [forecast for forecast, _ in private if forecast.level == "hopeless"]
     if hopeless:
         many = f"{len(hopeless)} of {len(gaussian)} plans: " if len(gaussian) > 1 else ""
         text = f"noise leaves nothing to learn; {many}{hopeless[0].statement()}"

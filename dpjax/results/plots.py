@@ -44,16 +44,26 @@ _DASHES = (0, (7, 2))
 _DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
 
 LOOKS = {
-    "non_private": Look("non-private", "#000000", "x", "--"),
-    "central": Look("CDP (trusted server)", "#CC79A7", "v", ":"),
+    "non_private": Look(noise.NAMES["non_private"], "#000000", "x", "--"),
+    "central": Look(noise.NAMES["central"], "#CC79A7", "v", ":"),
     **{name: part.look for name, part in noise.DESIGNS.items()},
 }
 """How rows are drawn: noise designs as their classes say. Colours are Okabe and Ito's and
 Tol's, which colour-blind readers can tell apart; markers and line styles tell the series apart in a
 figure that is printed in grey."""
 
-TITLES = {name: look.label for name, look in LOOKS.items()}
+TITLES = noise.NAMES
 """Names of designs in figures, tables and summaries, by their labels."""
+
+_FORMER = {
+    "D-SGD, no noise": "non-private",
+    "LDP": "independent",
+    "DECOR": "pairwise",
+    "Whisper, all rounds": "Whisper, whole run",
+    "DOPPLER on LDP": "independent, filtered",
+    "DOPPLER on Whisper": "Whisper, whole run, filtered",
+}
+"""Names that older records have of designs and systems, and those of today."""
 
 _COLORS = ("#0072B2", "#E69F00", "#117733", "#D55E00", "#AA4499", "#56B4E9", "#000000")
 _TURNS = [
@@ -315,11 +325,11 @@ def from_records(
     present = frame[[x, y, series]].notna().all(axis=1)
     if not present.any():
         raise ValueError(f"x is {x!r} and y {y!r}, of which no row has both; name other columns")
-    settings = sorted(condition.replace("=", " = ", 1) for condition in by_column.values())
-    note = f"Rows of {', '.join(settings)}." if settings else ""
+    settings = ", ".join(_shown(condition) for condition in sorted(by_column.values()))
+    note = f"Rows of {settings}." if settings else ""
     if not present.all():
         note = f"{note} {(~present).sum()} rows without {x}, {y} or {series} left out.".lstrip()
-    frame = frame[present]
+    frame = frame[present].replace({series: _FORMER})
     if x != "round" and "round" in columns and frame["round"].notna().any():
         runs = frame.get("rounds", np.zeros(len(frame)))
         frame = frame[frame["round"] == frame.groupby(runs, dropna=False)["round"].transform("max")]
@@ -346,6 +356,12 @@ def _current(condition: str, columns: list[str]) -> str:
     if column not in columns:
         column = records.FORMER.get(column, column)
     return f"{column}={value}"
+
+
+def _shown(condition: str) -> str:
+    """A condition as a figure's note has it."""
+    column, _, value = condition.partition("=")
+    return f"{column} = {noise.display_name(value)}"
 
 
 def _chosen(frame: "pandas.DataFrame", condition: str) -> "pandas.DataFrame":
@@ -412,22 +428,6 @@ def _named(frame: "pandas.DataFrame", column: str) -> str:
     return "largest epsilon of an agent" if by_agent else column.replace("_", " ")
 
 
-def display_name(label: str) -> str:
-    """Return the name of a config's design in figures, tables and summaries.
-
-    Args:
-        label: The config's, as in records: of another text it is the name itself.
-    """
-    design, bracket, parameters = label.partition("(")
-    if design not in TITLES:
-        return label
-    name = TITLES[design]
-    if parameters.startswith("horizon"):
-        # A horizon of so many rounds is not that of the whole run.
-        name = name.partition(",")[0]
-    return f"{name} ({parameters}" if bracket else name
-
-
 def _look(
     name: records.Cell, styles: Mapping[records.Cell, Look], turns: dict[records.Cell, int]
 ) -> dict[str, Any]:
@@ -440,7 +440,7 @@ def _look(
         label = f"{name:g}"
     else:
         label = str(name).replace("$", r"\$")
-    look = (display_name(label), *turn)
+    look = (noise.display_name(label), *turn)
     return dict(zip(options, look, strict=True)) | {"markerfacecolor": "white"}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dpjax.contrib.central import TITLES
+from dpjax.plans import noise
 from dpjax.protocols import Look
 from dpjax.results import plots
 
@@ -193,4 +194,4 @@ def title(name: Any) -> Any:
     if not isinstance(name, str):
         return name
     known = titled([name])
-    return known[name].label if known else plots.display_name(name)
+    return known[name].label if known else noise.display_name(name)

@@ -76,10 +76,12 @@ def test_sweep_is_summed_up_by_its_last_metrics():
     names = ["point", "seed", "round", "noise", "loss"]
     bare = [Guarantee.none(2).to_dict()] * len(rows)
     frame = pandas.DataFrame(rows, columns=names).assign(epsilon=math.inf, guarantee=bare)
-    frame = frame[["noise", "epsilon", "guarantee", "seed", "round", "loss", "point"]]
+    frame["design"] = frame["noise"].map({1: "one"}).fillna("non_private")
+    frame = frame[["noise", "design", "epsilon", "guarantee", "seed", "round", "loss", "point"]]
     lines = sweep.Sweep(({"noise": 1}, {"noise": None}), frame).summary().splitlines()
     assert lines[0].split() == ["noise", "epsilon", "loss"]
     assert [line.split("  ")[-1] for line in lines[2:]] == ["1.5 +- 0.5", "2.5 +- 0.5"]
+    assert [line.split()[0] for line in lines[2:]] == ["one", "non-private"]
     mixed = swept([{"budget.epsilon": 30.0}, {"optimizer.step_size": 0.1}]).summary().splitlines()
     assert mixed[0].split()[:3] == ["budget.epsilon", "optimizer.step_size", "epsilon"]
     assert [line.split()[:2] for line in mixed[2:]] == [["30", "30"], ["0.1", "5"]]
@@ -311,7 +313,10 @@ def test_designs_with_other_parameters_have_rows_of_their_own():
     display = ["whisper_horizon", "whisper_horizon(horizon=3)", "whisper_horizon(max_variance=4.0)"]
     frame = result.to_frame().drop_duplicates("noise")
     assert frame["noise"].tolist() == frame["design"].tolist() == display
-    assert [line.split()[0] for line in result.summary().splitlines()[2:]] == display
+    names = [re.split("  +", line)[0] for line in result.summary().splitlines()[2:]]
+    assert names == [
+        "Whisper, whole run", "Whisper (horizon=3)", "Whisper, whole run (max_variance=4.0)"
+    ]  # fmt: skip
 
 
 def test_progress_is_points_done_of_all(tmp_path, capsys):

@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -428,6 +429,18 @@ def test_simulation_is_not_to_be_published(capsys: Capture) -> None:
     assert cli.main(["train", "own.toml"]) == 0
     text = capsys.readouterr().out
     assert "publish only" not in text and text.splitlines()[-1].startswith("written: run/report")
+
+
+def test_warnings_are_one_line_as_errors_are(capsys: Capture) -> None:
+    settings(("delta = 1e-5", "delta = 0.5"))
+    show = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert cli.main(["train", "own.toml"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line.lower()]
+    assert lines and all(line.startswith("dpjax train: warning: ") for line in lines)
+    assert any("warning: delta is 0.5 for" in line for line in lines)
+    assert warnings.showwarning is show
 
 
 def test_template_names_what_there_is() -> None:

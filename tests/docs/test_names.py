@@ -64,11 +64,11 @@ def test_shared_look_is_caught():
 
 def test_label_of_config_has_name_in_tables():
     for label, name in plots.TITLES.items():
-        assert plots.display_name(label) == name
-    assert plots.display_name("prefix_sum(bands=8)") == "prefix sum (bands=8)"
-    assert plots.display_name("whisper_horizon(horizon=12)") == "Whisper (horizon=12)"
-    assert plots.display_name("DiSK (Opacus)") == "DiSK (Opacus)"
-    assert plots.display_name("mine") == "mine"
+        assert noise.display_name(label) == name
+    assert noise.display_name("prefix_sum(bands=8)") == "prefix sum (bands=8)"
+    assert noise.display_name("whisper_horizon(horizon=12)") == "Whisper (horizon=12)"
+    assert noise.display_name("DiSK (Opacus)") == "DiSK (Opacus)"
+    assert noise.display_name("mine") == "mine"
 
 
 @pytest.mark.parametrize("command", ["design", "account"])

@@ -424,10 +424,9 @@ def test_hopeless_run_warns_before_it_starts_and_others_do_not(network, capsys):
     assert "forecast: d = 6: noise 0." in capsys.readouterr().err
     with pytest.warns(statements.HopelessWarning, match="1 of 2 plans"):
         line = statements.forecast_line([hopeless, fair], 6)
-    best = f"{fair.forecast(6).caption()} ({fair.config.label}, epsilon 20)"
+    best = f"{fair.forecast(6).caption()} (Whisper, epsilon 20)"
     worst = hopeless.forecast(6).caption().partition(": ")[2]
-    label = hopeless.config.label
-    assert line == f"forecast: {best}; worst of 2 plans: {worst} ({label}, epsilon 0.05)"
+    assert line == f"forecast: {best}; worst of 2 plans: {worst} (Whisper, epsilon 0.05)"
 
 
 def test_what_noise_by_schedule_lacks_is_told_in_short(network, tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpjax import cli
+from dpjax.protocols import Look
 from dpjax.results import plots, records
 
 pandas = pytest.importorskip("pandas")
@@ -109,8 +110,10 @@ def test_all_systems_are_drawn_over_budgets(tmp_path: Path) -> None:
     text = plots.from_records(STORED / "compare.jsonl.gz", out=tmp_path / "a.svg").read_text()
     # Metadata choose one of two data sets, which the caption says.
     assert "Rows of dataset = a9a, phase = final." in text
-    for name in ("LDP", "Whisper, all rounds", "server SGD", "DOME", "gradient tracking"):
+    for name in ("server SGD", "DOME", "gradient tracking", *plots._FORMER.values()):
         assert f"<!-- {name} -->" in text
+    # Its records have names of before.
+    assert not any(f"<!-- {name} -->" in text for name in plots._FORMER)
     assert all(f"<!-- {epsilon} -->" in text for epsilon in (3, 10, 30))
     figure = plots.from_records(STORED / "compare.jsonl.gz", file="digits_epochs_*",
                               out=tmp_path / "b.svg")  # fmt: skip
@@ -224,6 +227,21 @@ def test_rows_without_seed_are_no_seeds(tmp_path: Path) -> None:
         assert "seed." not in plots.from_records(path, where=where, y="loss").read_text()
     with pytest.raises(ValueError, match="choose one value of phase first"):
         plots.from_records(path, y="loss")
+
+
+def test_designs_are_called_as_in_tables(tmp_path: Path) -> None:
+    named = [r | {"design": "whisper_horizon" if r["design"] == "a" else "DECOR"} for r in rows()]
+    path = records.write(tmp_path / "a.jsonl", named, {"plot": {"where": ["phase=final"]}})
+    text = plots.from_records(path, y="loss").read_text()
+    assert "<!-- Whisper, whole run -->" in text and "<!-- pairwise -->" in text
+    text = plots.from_records(path, y="loss", where=["design=whisper_horizon"]).read_text()
+    assert "Rows of design = Whisper, whole run, phase = final." in text
+    # Whoever draws rows decides what they are called.
+    frame = records.read(path)
+    frame = frame[frame["phase"] == "final"]
+    figure = plots.lines(frame, "round", "loss", looks={"DECOR": Look("D", "#000000", "o")})
+    labels = [line.get_label() for line in figure.axes[0].get_lines()]
+    assert labels == ["Whisper, whole run", "D"]
 
 
 def test_missing_cells_may_be_chosen(tmp_path: Path) -> None:

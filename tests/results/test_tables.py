@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from _common import tables
+from dpjax.results.tables import text
 
 pandas = pytest.importorskip("pandas")
 
@@ -110,26 +111,26 @@ c d                    10      nan
 
 
 def test_tables_are_aligned_with_four_digits():
-    assert tables.text(ROWS) == TEXT
+    assert text(ROWS) == TEXT
 
 
 def test_frames_make_same_tables_without_index(frame):
     rows = frame.to_dict("records")
-    assert tables.text(frame) == tables.text(rows)
-    assert tables.text(frame.iloc[3:]) == tables.text(rows[3:])
+    assert text(frame) == text(rows)
+    assert text(frame.iloc[3:]) == text(rows[3:])
 
 
 def test_columns_are_chosen_and_ordered():
-    assert tables.text(ROWS[:1], ["loss", "design"]).splitlines()[0].split() == [
+    assert text(ROWS[:1], ["loss", "design"]).splitlines()[0].split() == [
         "loss", "design",
     ]  # fmt: skip
     with pytest.raises(ValueError, match="columns has 'accuracy'"):
-        tables.text(ROWS, ["accuracy"])
+        text(ROWS, ["accuracy"])
 
 
 def test_no_rows_make_empty_table():
-    assert tables.text([]) == "\n"
-    assert tables.text([], []).strip() == ""
+    assert text([]) == "\n"
+    assert text([], []).strip() == ""
 
 
 def test_means_over_different_participations_are_refused():
