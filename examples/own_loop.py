@@ -6,6 +6,7 @@ python examples/own_loop.py design.npz
 """
 
 import argparse
+import hashlib
 import secrets
 
 import numpy as np
@@ -20,8 +21,12 @@ def clipped(gradients, clip_norm):
 def normals(design, site, secret, t, size):
     """Row `site` of factor @ Z_t; all sites of its group draw the same Z_t from their secret."""
     members = np.flatnonzero(design["seed_group"] == design["seed_group"][site])
-    drawn = np.random.default_rng([secret, t]).standard_normal((len(members), size))
-    return design["factor"][site, members] @ drawn
+    shape = len(members), size
+    # 128 bits a normal, which nobody can guess who does not hold the secret.
+    key = secret.to_bytes(16, "big") + t.to_bytes(8, "big")
+    bits = hashlib.shake_256(key).digest(16 * len(members) * size)
+    u, v = ((np.frombuffer(bits, "<u8").reshape(2, *shape) >> 11) + 0.5) / 2**53
+    return design["factor"][site, members] @ (np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v))
 
 
 class Site:
