@@ -52,6 +52,8 @@ ELSEWHERE = {
     "small_scale": "sizes in words, of docs/records/claims.toml and scripts/_runs.py",
     "package_sizes": "sizes on disk of one installation",
     "extra_sizes": "sizes on disk of one installation",
+    "licences_data": "read at the sources",
+    "licences_packages": "read in the metadata of packages",
 }
 """Files that are not in `tables.toml`: which test holds them, or why none does."""
 
