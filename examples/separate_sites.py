@@ -95,7 +95,9 @@ def site(folder, name):
             model += weights[j] * np.frombuffer(link.recv_bytes())
             if i > j:
                 link.send_bytes(message.tobytes())
-    print(f"{name}: distance {np.linalg.norm(model - truth):.2f} from the true model", flush=True)
+    distance = np.linalg.norm(model - truth)
+    # In one piece: all sites write to one terminal.
+    sys.stdout.write(f"{name}: distance {distance:.2f} from the true model\n")
 
 
 def prepare(folder, rounds):

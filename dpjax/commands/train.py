@@ -52,7 +52,7 @@ partition = "iid"       # or "owner"; or "dirichlet" with alpha = 0.5, by labels
 seed = 0
 # Write NAME.npz by numpy.savez: x_train [N, ...], y_train [N], x_test, y_test; or x and y, of which
 # a share is held out for testing (test = 0.2). For partition = "owner" it also has owner [N], the
-# agent of each training record, by its name in the file of edges.
+# agent of each record of x (or of x_train), by its name in the file of edges.
 
 [network]
 graph = "er:8:0.5"      # ring:N, grid:R:C, complete:N, ..., or a file of edges, two names a line,
@@ -445,7 +445,7 @@ def _called(section: str, kind: Callable[..., Any], values: _Section) -> Any:
         for name, parameter in parameters.items():
             variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if parameter.default is parameter.empty and not variadic and name not in values:
-                raise ValueError(f"{name} is missing; {kind.__name__} needs it")
+                raise ValueError(f"{name} is missing; {kind.__name__} needs it (see dpjax init)")
         return kind(**{name: _tuples(value) for name, value in values.items()})
 
 

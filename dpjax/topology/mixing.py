@@ -437,8 +437,11 @@ def _require_connected(support: Mixing, name: str, names: Sequence[str] | None =
     if len(members) > _LISTED:
         members_text += f" and {len(members) - _LISTED} more"
     hint = ""
-    if nodes.have_names(names) and len(members) == 2:
-        hint = " (a header line of a file is read as an edge: begin it with #, or delete it)"
+    if nodes.have_names(names) and len(members) <= 2:
+        hint = (
+            " (a name in two spellings is two sites; a header line of a file is read as an edge: "
+            "begin it with #, or delete it)"
+        )
     raise ValueError(
         f"{name} is not connected: {members_text} and the other {n - len(members)} of "
         f"{n} agents cannot all reach each other{hint}; add links, or design each "
