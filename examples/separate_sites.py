@@ -68,7 +68,7 @@ def site(folder, name):
     i = labels.index(name)
     weights = design["mixing"][i]
     neighbours = [j for j in range(len(weights)) if j != i and weights[j]]
-    places = json.loads((folder / "sites.json").read_text())
+    places = json.loads((folder / "sites.json").read_text(encoding="utf-8"))
     addresses = [tuple(places[label]) for label in labels]
     secret = (folder / f"{name}.secret").read_bytes()
     links = links_of(i, neighbours, addresses, (folder / "password").read_bytes())
@@ -114,7 +114,7 @@ def prepare(folder, rounds):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             places[name] = ("localhost", free.getsockname()[1])
-    (folder / "sites.json").write_text(json.dumps(places))
+    (folder / "sites.json").write_text(json.dumps(places), encoding="utf-8")
     # A group shares one secret; with independent noise every site is a group of its own.
     groups = np.load(path)["seed_group"].tolist()
     secret_of = {group: secrets.token_bytes(16) for group in groups}
