@@ -20,9 +20,6 @@ _FINITE = "give a finite number"
 
 def shown(value: object) -> str:
     """Return ``value`` as a message shows it: short, also where it is a number of many digits."""
-    # None stands for what a caller, a command line or a file leaves out.
-    if value is None:
-        return "missing"
     try:
         text = repr(value)
     except ValueError:  # Python writes no whole number of more than 4,300 digits.
@@ -51,9 +48,14 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
+def argument(name: str, value: object) -> str:
+    """Return what a message says of an argument; None is what a caller or a file leaves out."""
+    return f"{name} is {'missing' if value is None else shown(value)}"
+
+
 def refusal(name: str, value: object, remedy: str) -> ValueError:
     """Return the error of an argument that is refused: its name, its value and the remedy."""
-    return ValueError(f"{name} is {shown(value)}; {remedy}")
+    return ValueError(f"{argument(name, value)}; {remedy}")
 
 
 def number(

@@ -107,9 +107,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = [f"--{parameter.replace('_', '-')}" for parameter in parameters]
         words = [word.partition("=")[0].replace("_", "-") for word in options if word[:2] == "--"]
         _check("option", (word.replace("--no-", "--") for word in words), names, prog)
+        # Here, since a list of commands needs no NumPy.
+        from dpjax import _files
+
         with warnings.catch_warnings(), on_parse_error(_refuse):
             # Python would show a line of code beside a warning.
-            warnings.showwarning = lambda text, *_: _warn(f"{prog}: warning: {text}")
+            warnings.showwarning = lambda text, *_: _files.say(f"{prog}: warning: {text}")
             return tyro.cli(command, args=options, prog=prog, config=(tyro.conf.DisallowNone,))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2 * (stop.code is not None)
@@ -126,13 +129,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
-
-
-def _warn(line: str) -> None:
-    """Print a warning above the bar of progress, if there is one."""
-    from dpjax import _files
-
-    _files.say(line)
 
 
 def _nowhere() -> TextIO:

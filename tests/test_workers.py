@@ -219,7 +219,7 @@ def test_cells_of_two_processes_have_bits_of_one(tmp_path):
         (["none.yaml"], "parallel is 'none.yaml', which cannot be used (FileNotFoundError: No"),
         (
             ["few.yaml"],
-            "parallel is 'few.yaml', which cannot be used (workers is None; give a whole number",
+            "parallel is 'few.yaml', which cannot be used (workers is missing; give a whole number",
         ),
         (["2", "--no-resume"], "parallel is given with --no-resume; name another --output"),
     ],

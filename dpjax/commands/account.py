@@ -209,11 +209,11 @@ def account(
     """
     _validate.one_of("gradients", gradients, _ASSUMPTIONS)
     if (epochs is None) != (separation is None):
-        values = f"{_validate.shown(epochs)} and separation is {_validate.shown(separation)}"
-        raise ValueError(f"epochs is {values}; give both or neither")
+        pair = _validate.argument("epochs", epochs), _validate.argument("separation", separation)
+        raise ValueError(f"{' and '.join(pair)}; give both or neither")
     if (sigma is None) == (epsilon is None):
-        values = f"{_validate.shown(sigma)} and epsilon is {_validate.shown(epsilon)}"
-        raise ValueError(f"sigma is {values}; give one of the two")
+        pair = _validate.argument("sigma", sigma), _validate.argument("epsilon", epsilon)
+        raise ValueError(f"{' and '.join(pair)}; give one of the two")
     pattern = Participation(rounds, epochs or rounds, separation or 1)
     if relation == "replace_agent" and pattern.epochs != rounds:
         raise ValueError(

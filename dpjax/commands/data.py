@@ -32,7 +32,7 @@ def data_command(
         name: With fetch, the data set's name, or facebook_ego.
     """
     if (name is not None) != (task == "fetch"):
-        text = f"name is {_validate.shown(name)} with {task}"
+        text = f"{_validate.argument('name', name)} with {task}"
         raise ValueError(f"{text}; give a data set to fetch, and to it alone")
     if name is not None:
         return _fetch(name)

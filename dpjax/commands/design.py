@@ -334,8 +334,8 @@ def _refuse_unread(
         remedy = "an agent's gradient is clipped as a whole, leave it out"
         if of_records:
             remedy = "give the records in a site's batch, by which noise is divided"
-        size = _validate.shown(batch_size)
-        raise ValueError(f"batch_size is {size} under relation {relation!r}; {remedy}")
+        size = _validate.argument("batch_size", batch_size)
+        raise ValueError(f"{size} under relation {relation!r}; {remedy}")
     if allow_unsound and accountant != "paper":
         raise ValueError(
             f"allow_unsound is True with accountant {accountant!r}, which is never unsound; leave "

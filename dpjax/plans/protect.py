@@ -240,8 +240,8 @@ class Budget:
                 )
         else:
             remedy = (
-                "give a number strictly between 0 and 1 (left out, it is 0), or accountant='pure' with "
-                "Laplace noise"
+                "give a number strictly between 0 and 1 (left out, it is 0), or accountant='pure' "
+                "with Laplace noise"
             )
             delta = _validate.probability("delta", self.delta, remedy=remedy)
         _validate.flag("allow_unsound", self.allow_unsound)

@@ -507,7 +507,7 @@ def pairwise_cancelling(
     spreads = []
     for name, value in (("own", own), ("shared", shared)):
         if _validate.number(name, value) < 0:
-            raise ValueError(f"{name} is {value!r}; give a variance of at least 0")
+            raise _validate.refusal(name, value, "give a variance of at least 0")
         spreads.append(_validate.spread(name, np.sqrt(value)) if value else 0.0)
     pairs = np.asarray(edges)
     _numerics.check_key(own_keys, "own_keys", getattr(own_keys, "shape", ())[:1] or (1,))

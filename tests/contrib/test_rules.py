@@ -121,7 +121,7 @@ def test_filters_are_read():
         ({"taps": 65}, "taps is 65"),
         ({"rank": 0}, "rank is 0"),
         ({"every": 0}, "every is 0"),
-        ({"every": None}, "every is None"),
+        ({"every": None}, "every is missing"),
         ({"filter": "first v1"}, "filter is 'first v1'"),
         ({"filter": 5}, "filter is 5"),
         ({"filter": ((1.0,), (0.5,))}, "sum"),

@@ -188,7 +188,7 @@ def own(**changes):
             {"batch_loss": lambda params, x, y: x @ params["a"]},
             r"batch_loss returns .*\(2,\).*; return one real scalar",
         ),
-        ({"metrics": None}, "metrics is None; give a function"),
+        ({"metrics": None}, "metrics is missing; give a function"),
     ],
 )
 def test_functions_that_cannot_be_trained_are_refused(changes, message):

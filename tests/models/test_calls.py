@@ -223,7 +223,7 @@ def test_overflow_of_whole_numbers_is_record_less(route):
 @pytest.mark.parametrize(
     ("result", "text"),
     [
-        (lambda g: Gradients(g.apply, g.loss, None), "routes is None"),
+        (lambda g: Gradients(g.apply, g.loss, None), "routes is missing"),
         (
             lambda g: Gradients(g.apply, g.loss, {"Dense": "norm"}),
             "routes names 'Dense'",

@@ -434,7 +434,7 @@ def test_optimizer_of_same_name_is_not_packages(network):
         (zipped, {"method": DSGD()}, "method is DSGD, which noise ZeroSum does not join"),
         (zipped, {"release": True}, "release is True with noise ZeroSum.*holds all keys"),
         (decor, {"release": True}, "release is True with noise PairKeys.*holds all keys"),
-        (decor, {"attacker": "coalition"}, "nodes is missing with attacker 'coalition'"),
+        (decor, {"attacker": "coalition"}, "nodes is None with attacker 'coalition'"),
         (decor, {"nodes": (1,)}, r"nodes is \(1,\) with attacker 'node'"),
         (decor, {"attacker": "coalition", "nodes": (9,)}, r"nodes is \(9,\) of 6 agents"),
         (decor, {"attacker": "coalition", "nodes": tuple(range(6))}, "leave a victim"),

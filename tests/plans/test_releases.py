@@ -380,7 +380,7 @@ def test_release_whose_sums_round_by_more_than_hundredth_is_refused(tmp_path, ne
     task = dataclasses.replace(make_problem(len(network), records=300), weighted=summed)
     options = dict(relation="replace_record", batch_size=300, rounds=2, design="independent")
     training_plan = plan.make(make_config(release=True, **options), network)
-    with pytest.raises(ValueError, match="microbatch is missing, and rounding") as refusal:
+    with pytest.raises(ValueError, match="microbatch is None, and rounding") as refusal:
         run(training_plan, task, seeds=[0], key_file=tmp_path / "key")
     assert not (tmp_path / "key").exists()
     length = int(str(refusal.value).partition("Protect(..., microbatch=")[2].partition(")")[0])
