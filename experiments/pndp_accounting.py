@@ -243,7 +243,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
 
 
 CLAIMED = {"1": 1.1, "2": 10.0, f">={FAR}": 100.0}
-"""How many times tighter the paper says its loss is: at all distances, by an order, by two."""
+"""How many times tighter counts as the paper's words: at all distances, by an order, by two."""
 
 
 def verdict(part: Any) -> str:
@@ -254,8 +254,9 @@ def verdict(part: Any) -> str:
         for name in BOUNDS if len(rows) else ():
             ratio, geometric = rows.loc[name, ["ratio_of_means", "geometric_ratio"]]
             messages.append(
-                f"  distance {distance} (paper: {minimum:g}x), {name}: {ratio:.3g}x (geometric "
-                f"mean {geometric:.3g}x): {claims.YES if ratio >= minimum else claims.NO}"
+                f"  distance {distance} (our threshold: {minimum:g}x), {name}: {ratio:.3g}x "
+                f"(geometric mean {geometric:.3g}x): "
+                f"{claims.YES if ratio >= minimum else claims.NO}"
             )
     return "published over exact:\n" + "\n".join(messages)
 
