@@ -154,18 +154,19 @@ def heads(path: Path) -> list[dict[str, Any]]:
 
 
 def recorded() -> list[str]:
-    """A row for all that an archive has of one preset, device and commit, where it is a GPU's."""
-    rows: dict[tuple[str, str, str, str], float] = {}
+    """A row for all that an archive has of one preset, device, JAX and commit, if a GPU's."""
+    rows: dict[tuple[str, ...], float] = {}
     stored = sorted((ROOT / "docs" / "records").glob("*.jsonl.gz"))
     benchmarks = sorted((ROOT / "benchmarks" / "records").glob("*.jsonl"))
     for path in [*stored, *benchmarks]:
         for head in heads(path):
             device = head["device"]["kind"]
             if device != "cpu":
-                key = (path.name, head.get("preset", ""), device, commit_of(head))
+                jax = head["versions"]["jax"]
+                key = (path.name, head.get("preset", ""), device, jax, commit_of(head))
                 rows[key] = rows.get(key, 0.0) + head.get("seconds", 0.0)
     cells = [[*key, f"{seconds:.0f}" if seconds else ""] for key, seconds in rows.items()]
-    titles = ["record", "preset", "device", "commit", "seconds"]
+    titles = ["record", "preset", "device", "JAX", "commit", "seconds"]
     return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *cells)]
 
 

@@ -223,17 +223,19 @@ def test_committed_page_lists_every_record_of_gpu(gpu) -> None:
         assert "\n".join(gpu.recorded()) in gpu.page().read_text(), "run scripts/gpu --page"
         # Of the archive's two files together.
         archive = "cifar_doppler_long_paper.jsonl.gz | long_paper"
-        assert f"| {archive} | NVIDIA H200 | 56ba2db489 | 530 |" in gpu.recorded()
+        assert f"| {archive} | NVIDIA H200 | 0.11.2 | 56ba2db489 | 530 |" in gpu.recorded()
 
 
 def test_page_has_new_records(checkout: Path, gpu) -> None:
     page = checkout / "docs" / "records" / "gpu.md"
     page.write_text(f"{gpu.BEGIN}\nold\n{gpu.END}\n| entry |\n")
     records.write(
-        checkout / "docs" / "records" / "a.jsonl.gz", [{"loss": 1.0}], DEVICE | {"preset": "tiny"}
+        checkout / "docs" / "records" / "a.jsonl.gz",
+        [{"loss": 1.0}],
+        DEVICE | {"preset": "tiny", "versions": {"jax": "0.12"}},
     )
     assert gpu.main(["--page"]) == 0
-    row = "| a.jsonl.gz | tiny | NVIDIA H100 80GB | 0123456789 |  |"
+    row = "| a.jsonl.gz | tiny | NVIDIA H100 80GB | 0.12 | 0123456789 |  |"
     assert row in page.read_text() and "old" not in page.read_text()
     assert page.read_text().endswith("| entry |\n")
 
