@@ -38,7 +38,7 @@ def names_in(archive: str) -> list[str]:
 def test_minutes_are_those_of_records() -> None:
     table = re.findall(r"^\|.*\|$", PAGE, re.MULTILINE)
     stated = dict(re.findall(r"`(\w+)` ([\d.]+)", "\n".join(table)))
-    assert len(stated) == 19
+    assert len(stated) == 20
     for name, number in stated.items():
         measured = sum(time for preset, time in minutes(name).items() if preset[:3] == "cpu")
         assert float(number) == pytest.approx(measured, abs=0.05 if "." in number else 0.5), name
@@ -62,17 +62,32 @@ def test_no_record_has_preset_full() -> None:
     assert "full" not in {preset for name in names for preset in minutes(name)}
 
 
+def claims() -> list[dict[str, str]]:
+    """All papers' claims."""
+    store = tomllib.loads((RECORDS / "claims.toml").read_text(encoding="utf-8"))
+    return [claim for paper in store.values() for claim in paper["claims"]]
+
+
+def test_open_verdicts_have_a_reason() -> None:
+    assert not [c for c in claims() if c["verdict"] == "cannot be told at our size"]
+
+
+def test_parts_of_claims_are_as_many_as_findings_say() -> None:
+    findings = (ROOT / "docs" / "found" / "findings.md").read_text(encoding="utf-8")
+    parts = [c for c in claims() if "This is a part of the claim" in c["found"]]
+    assert {c["verdict"].partition(":")[0] for c in parts} == {"reproduced"}
+    assert f"{len(parts)} *reproduced* rows are parts" in findings
+
+
 def text_blocks() -> list[str]:
     """Rows of claims, each followed by what its run prints."""
     return re.findall(r"^```text\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
 def test_quoted_rows_are_those_of_claims() -> None:
-    store = tomllib.loads((RECORDS / "claims.toml").read_text(encoding="utf-8"))
-    claims = [claim for paper in store.values() for claim in paper["claims"]]
     for block in text_blocks()[::2]:
         row, verdict, found, record = block.splitlines()
-        (claim,) = [one for one in claims if f"{one['where']}: {one['claim']}" == row]
+        (claim,) = [one for one in claims() if f"{one['where']}: {one['claim']}" == row]
         parts = [part.strip() for part in found.split("...") if part.strip()]
         assert claim["verdict"] == verdict and all(part in claim["found"] for part in parts)
         assert record == f"docs/records/{claim['record']}"
