@@ -59,6 +59,7 @@ Every size, with the number of its machine:
 - Times and rates are medians unless a script says otherwise.
 - Clipped gradients: the fastest length of a pass counts, for each program.
 - Runs side by side count each. PyTorch's loop has one run.
+- Most records have `dirty` true (changed files), and a `load_average` of up to 24.
 
 ## What it cannot show
 
