@@ -1,6 +1,7 @@
 """The site: python -m sphinx -W docs site."""
 
 import collections
+import html
 import importlib
 import inspect
 import json
@@ -193,6 +194,38 @@ def with_word_counts(app, page, template, context, doctree) -> None:
         app.add_js_file("word_counts.js")
 
 
+def typeset(app, doctree) -> None:
+    """Numbers keep their signs; cells of tables say whether they are short or long."""
+    for text in list(doctree.findall(nodes.Text)):
+        if isinstance(text.parent, (nodes.paragraph, nodes.emphasis, nodes.strong)):
+            joined = re.sub(r"(?<=\d) (?=%)|(?<=±) | (?=±)", "\u00a0", text)
+            text.parent.replace(text, nodes.Text(joined))
+    for cell in doctree.findall(nodes.entry):
+        size = len(cell.astext())
+        is_head = isinstance(cell.parent.parent, nodes.thead)
+        if size <= 13:
+            cell["classes"].append("short")
+        elif is_head or size > 24:
+            cell["classes"].append("long")
+
+
+def breakable(app, pagename, templatename, context, doctree) -> None:
+    """Long names break behind a dot, a slash, a colon or an underscore."""
+
+    def broken(match) -> str:
+        opening, name = match["opening"], match["name"]
+        # Code that fits a line of a phone moves to the next line as a whole.
+        shortest = {"": 24, '<span class="pre">': 36}.get(opening, 16)
+        if name is None or len(html.unescape(name)) < shortest:
+            return match[0]
+        return opening + re.sub(r"(?<=[\w):][./:_])(?=\w)", "<wbr>", name)
+
+    kept = r"<(pre|script|style)\b.*?</\1>|<(span|div)[^>]*class=\"[^\"]*math.*?</\2>"
+    opening = r"(?P<opening><h1>|<span class=\"(?:std std-doc|pre)\">|)"
+    pattern = rf"{kept}|{opening}(?P<name>[^\s<>]+)|<[^>]+>"
+    context["body"] = re.sub(pattern, broken, context.get("body", ""), flags=re.DOTALL)
+
+
 def plain(app, what, name, obj, options, lines) -> None:
     """Docstrings are plain text but for backticks: stars, bars and underscores are themselves."""
     for number, line in enumerate(lines):
@@ -211,4 +244,6 @@ def setup(app) -> None:
     app.connect("doctree-read", with_synonyms)
     app.connect("env-updated", write_word_counts)
     app.connect("html-page-context", with_word_counts)
+    app.connect("doctree-read", typeset)
+    app.connect("html-page-context", breakable)
     app.connect("autodoc-process-docstring", plain, priority=100)
