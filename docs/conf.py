@@ -12,9 +12,11 @@ import tomllib
 from pathlib import Path
 
 from docutils import nodes
+from numpy.typing import ArrayLike
 from sphinx import addnodes
 from sphinx.domains.python import PyObject
 from sphinx.search.en import SearchEnglish
+from sphinx.util.typing import stringify_annotation
 
 import dpjax
 
@@ -35,6 +37,7 @@ html_theme_options = {
 }
 html_css_files, html_static_path = ["dpjax.css"], ["_static"]
 html_copy_source = False
+toc_object_entries_show_parents = "hide"  # The contents have classes above their methods.
 # Pages that guide come before those of reference and evidence.
 html_search_scorer = str(Path(__file__).parent / "_static" / "scorer.js")
 # Prompts and printed lines stay where they are.
@@ -133,7 +136,7 @@ def index(names: list[str]) -> str:
         lines += [f"## {title}", "", purpose, "", "| module | what it holds |", "| --- | --- |"]
         for name in names:
             if kind(name) == title:
-                order.append(name)
+                order.append(f"{name.removeprefix('dpjax.')} <{name}>")
                 doc = inspect.getdoc(importlib.import_module(name))
                 first = doc.splitlines()[0].replace("|", "\\|")
                 lines.append(f"| [{name}]({name}.rst) | {first} |")
@@ -226,15 +229,46 @@ def breakable(app, pagename, templatename, context, doctree) -> None:
     context["body"] = re.sub(pattern, broken, context.get("body", ""), flags=re.DOTALL)
 
 
+ARRAY = stringify_annotation(ArrayLike, "smart")
+
+
+def short_types(app, what, name, value, options, signature, returned) -> None:
+    """Arrays have one name in place of all that can be one."""
+    types = app.env.temp_data.get("annotations", {}).get(name, {})
+    for argument, text in types.items():
+        types[argument] = text.replace(ARRAY, "~numpy.typing.ArrayLike")
+
+
 def plain(app, what, name, obj, options, lines) -> None:
-    """Docstrings are plain text but for backticks: stars, bars and underscores are themselves."""
-    for number, line in enumerate(lines):
-        if not line.lstrip().startswith((">>>", "...")):
+    """Docstrings are plain text but for backticks: stars, bars and underscores are themselves.
+
+    An indented block behind a paragraph is printed as it is written: formulas and small tables.
+    """
+    if what in ("attribute", "data", "property") and lines:
+        lines[0] = f": {lines[0]}"  # What stands before a colon is no type.
+    written: list[str] = []
+    before = ""
+    is_block = False
+    for line in lines:
+        if line and not line.startswith(" "):
+            is_block = False
+        elif line and not written[-1] and re.match(r"\S+ .*[^:]:?$", before):
+            is_block = True
+            written += [".. code-block:: text", ""]
+        before = line or before
+        if not is_block and not line.lstrip().startswith((">>>", "...")):
             parts = re.split(r"(`+[^`]*`+)", line)
             parts[::2] = [
                 re.sub(r"([*|])|(?<=\w)(_)(?!\w)", r"\\\1\2", part) for part in parts[::2]
             ]
-            lines[number] = "".join(parts)
+            line = "".join(parts)
+        written.append(line)
+    lines[:] = written
+
+
+def without_numbers(app, what, name, value, skip, options) -> bool | None:
+    """Leave out fields that say only their number: their class describes them."""
+    return (getattr(value, "__doc__", None) or "").startswith("Alias for field number") or None
 
 
 def setup(app) -> None:
@@ -247,3 +281,5 @@ def setup(app) -> None:
     app.connect("doctree-read", typeset)
     app.connect("html-page-context", breakable)
     app.connect("autodoc-process-docstring", plain, priority=100)
+    app.connect("autodoc-skip-member", without_numbers)
+    app.connect("autodoc-process-signature", short_types, priority=600)
