@@ -217,8 +217,8 @@ def breakable(app, pagename, templatename, context, doctree) -> None:
 
     def broken(match) -> str:
         opening, name = match["opening"], match["name"]
-        # Code that fits a line of a phone moves to the next line as a whole.
-        shortest = {"": 24, '<span class="pre">': 36}.get(opening, 16)
+        # Code that fits a line of a phone moves to the next one as a whole.
+        shortest = {"": 24, '<span class="pre">': 30}.get(opening, 16)
         if name is None or len(html.unescape(name)) < shortest:
             return match[0]
         return opening + re.sub(r"(?<=[\w):][./:_])(?=\w)", "<wbr>", name)
