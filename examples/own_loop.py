@@ -1,5 +1,7 @@
 """Training from a saved design in plain NumPy; this file imports nothing of dpjax.
 
+It averages once a round, also where a design is of several gossip steps.
+
 dpjax design --graph ring:6 --relation replace_agent --epsilon 10 --delta 1e-5 --rounds 200 \\
     --clip-norm 1 --out design.npz
 python examples/own_loop.py design.npz
@@ -74,7 +76,10 @@ class Site:
 
     def receive(self, messages):
         """Average what arrived, its own message among it; the round is over."""
-        self.model = self.design["mixing"][self.index] @ messages
+        mixing = self.design["mixing"]
+        if mixing.ndim == 3:  # A schedule of networks, round by round.
+            mixing = mixing[self.t % len(mixing)]
+        self.model = mixing[self.index] @ messages
         self.t += 1
 
 

@@ -5,7 +5,8 @@ machine of its own a site needs design.npz, sites.json with true addresses, and 
 password and NAME.secret; then: python separate_sites.py FOLDER NAME. It imports nothing of dpjax.
 
 This is no deployment. Whoever has the password may join as any site. Messages are neither encrypted
-nor signed. A site that stops ends the run for all, and nothing is stored to restart from.
+nor signed. A site that stops ends the run for all, and nothing is stored to restart from. Starting
+again spends epsilon again.
 """
 
 import argparse
@@ -63,6 +64,9 @@ def site(folder, name):
     with np.load(folder / "design.npz") as file:
         design = dict(file)
     labels = design["labels"].tolist()
+    fresh = not {"strategy", "participation"} & design.keys()
+    if design["unit"] != "record" or not fresh or design["mixing"].ndim != 2:
+        sys.exit("design.npz is not for this loop: take records, fresh noise and one network")
     if name not in labels:
         sys.exit(f"{name} is none of {', '.join(labels)}")
     i = labels.index(name)
@@ -122,7 +126,8 @@ def prepare(folder, rounds):
     for name, group in zip(SITES, groups, strict=True):
         hidden[f"{name}.secret"] = secret_of[group]
     for name, content in hidden.items():
-        (folder / name).touch(mode=0o600)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).touch(mode=0o600, exist_ok=False)
         (folder / name).write_bytes(content)
 
 

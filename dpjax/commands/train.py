@@ -150,7 +150,9 @@ def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> 
         raise ValueError(f"{place} is {out!r}; give the name of a folder, as text")
     folder = Path(out).expanduser()
     if os.path.lexists(folder):
-        remedy = "name another folder or delete it"
+        remedy = (
+            "name another or delete it (where it is a release, a second one spends epsilon again)"
+        )
         raise ValueError(f"{place} is {str(folder)!r}, which exists; {remedy}")
     # A simulation in its place would look like the release, and its key would be lost.
     if not settings.get("release", False) and os.path.exists(f"{folder}.key"):
@@ -231,7 +233,7 @@ def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
         if name not in settings:
             title = _SECTIONS.get(name, name)
             raise ValueError(f"{title} is missing; `dpjax init` writes a whole file")
-    for name in _SECTIONS.keys() & set(settings):
+    for name in _SECTIONS.keys() & settings:
         value = settings[name]
         sections = value if name == "noise" else [value]
         if not isinstance(sections, list) or not all(
@@ -339,7 +341,7 @@ def _task(settings: _Section) -> tuple[np.ndarray, Problem, _Sites]:
             unread["alpha"] = "partition is not 'dirichlet'"
         if records.x_test is not None:
             unread["test"] = f"{records.name} has its own test records"
-        for name in unread.keys() & settings["data"].keys():
+        for name in unread.keys() & settings["data"]:
             raise ValueError(f"{name} is {data[name]!r}, and {unread[name]}; leave it out")
         _validate.integer("seed", data["seed"], minimum=0)
         _validate.one_of("partition", data["partition"], ("iid", "dirichlet", "owner"))

@@ -68,7 +68,7 @@ class Continuation:
 
     def __post_init__(self) -> None:
         """Refuse the number of a first phase, whose noise would be repeated."""
-        _validate.integer("number", self.number, minimum=1, maximum=2**31 - 1)
+        _validate.integer("number", self.number, maximum=2**31 - 1)
         _validate.flag("planned", self.planned)
 
 

@@ -70,9 +70,9 @@ class Export:
             "mixing.toarray()": scipy.sparse.issparse(self.plan.mixing),
             "plan is a release, whose noise this package draws and hardens; save the plan of the "
             "same config with release=False for a loop of your own": config.release,
-            f"plan has sampler {config.sampler}, whose secret batches (coin flips, say) a loop of "
-            "your own would have to draw; use Random, Full or Cyclic": (
-                config.sampler.amplification() is not None
+            f"plan has sampler {config.sampler}, whose secret batches (coin flips, say) or clients "
+            "a loop of your own would have to draw; use Random, Full or Cyclic": (
+                config.sampler.amplification() is not None or self.plan.guarantee.unit == "client"
             ),
             f"plan has method {type(config.method).__name__}, whose rounds a file cannot tell; "
             "save a plan of DSGD": type(config.method) is not DSGD,

@@ -78,7 +78,7 @@ class Polynomial:
         """Refuse what is no degree or horizon."""
         _validate.fields(self, _validate.integer, "degree", maximum=32)
         if self.horizon not in (None, "run"):
-            remedy = 'give "run", None for one step, or a whole number from 1 to 100000'
+            remedy = 'give "run", a whole number from 1 to 100000, or leave it out'
             _validate.fields(self, _validate.integer, "horizon", maximum=100_000, remedy=remedy)
 
     def calibrate(self, target: Target) -> "_CalibratedPolynomial":

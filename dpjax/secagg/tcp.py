@@ -393,7 +393,7 @@ async def join(
         [9, 4]
     """
     limits = limits or Limits()
-    port = _validate.integer("port", port, minimum=1, maximum=65535)
+    port = _validate.integer("port", port, maximum=65535)
     client = Client(terms, values)
     try:
         total = await take_part(client, host, port, limits)

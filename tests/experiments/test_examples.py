@@ -295,16 +295,35 @@ def test_separate_sites_end_with_one_model(tmp_path):
     again = run([*command, "Lyon"])
     assert again.returncode == 1 and again.stderr.startswith("Lyon stopped: FileNotFoundError")
     assert run([*command, "Nice"]).stderr == "Nice is none of Lyon, Paris, Brest\n"
+    # Its loop adds fresh noise to sums of records, and does no other design's rounds.
+    network = mixing.metropolis_hastings(graphs.complete(3))
+    terms = {"epsilon": 4.0, "delta": 1e-5, "rounds": 5, "clip_norm": 1.0}
+    other = dp.design(network, relation="replace_agent", **terms)
+    other.save(tmp_path / "design.npz", labels=["Lyon", "Paris", "Brest"])
+    (tmp_path / "Lyon.secret").write_bytes(bytes(16))
+    refused = run([*command, "Lyon"])
+    assert refused.returncode == 1 and "design.npz is not for this loop" in refused.stderr
+    assert (tmp_path / "Lyon.secret").exists()
+
+
+def test_secrets_of_separate_sites_are_never_open_to_others(tmp_path):
+    for name in ("password", "Lyon.secret"):
+        (tmp_path / name).write_text("left by another run")
+        (tmp_path / name).chmod(0o644)
+    example("separate_sites").prepare(tmp_path, 5)
+    for path in (tmp_path / "password", *tmp_path.glob("*.secret")):
+        assert path.stat().st_mode & 0o777 == 0o600 and len(path.read_bytes()) == 16
 
 
 def test_own_loop_page_states_total_over_departure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "howto" / "own_loop.md").read_text().partition("## A site leaves")[2]
     (code, *_) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    config = make_config(design="independent", epsilon=6.0, rounds=20)
-    first = plan.make(config, mixing.metropolis_hastings(graphs.complete(6)))
-    options = {"dp": dp, "dataclasses": dataclasses, "config": config, "plan": first, "names": SIX}
+    terms = {"epsilon": 10.0, "delta": 1e-5, "rounds": 20, "clip_norm": 1.0}
+    network = mixing.metropolis_hastings(graphs.complete(6))
+    options = {"dp": dp, "dataclasses": dataclasses, "W": network, "terms": terms, "names": SIX}
     exec(code, options)
+    assert options["plan"].guarantee.epsilon == 6.0
     assert "A total of mu = " in options["stated"].statement()
     assert options["stated"].epsilon == 10.0 and options["stated"].rounds == 50
     with np.load("second.npz") as file:

@@ -193,6 +193,16 @@ def test_plan_of_coin_flips_is_not_saved(network, tmp_path):
         training_plan.save(tmp_path / "it.npz")
 
 
+def test_plan_of_clients_is_not_saved(network, tmp_path):
+    """A file cannot tell which records are a client's: another order would repeat clients."""
+    turns = samplers.Clients(clients=4, examples=2, epochs=1)
+    config = make_config(design="independent", relation="zero_out_client", sampler=turns, rounds=8)
+    training_plan = plan.make(config, network)
+    with pytest.raises(ValueError, match="Clients.*or clients a loop of your own would have to"):
+        training_plan.save(tmp_path / "it.npz")
+    assert not list(tmp_path.iterdir())
+
+
 def test_files_of_bare_designs_still_load(network, tmp_path):
     """As they were written before files held terms: fields of the design and nothing else."""
     training_plan = plan.make(make_config(), network)

@@ -125,7 +125,10 @@ PLANS = {
     "space and time": [lambda: gossip(design="spacetime")],
     "polynomial": [lambda: gossip(noise=noise.Polynomial())],
     "covariance (custom matrix)": [lambda: gossip(noise=noise.Covariance(apart(), "mine"))],
-    "pair keys, planned for agents": [lambda: gossip(noise=PairKeys(2.0), attacker="node")],
+    "pair keys, planned for any one agent": [lambda: gossip(noise=PairKeys(2.0), attacker="node")],
+    "pair keys, planned for a coalition": [
+        lambda: gossip(noise=PairKeys(2.0), attacker="coalition", nodes=(0, 3)),
+    ],
     "gradients at several models (DiSK, PMLF), any design": [
         lambda: gossip(method=DiSK(), design="independent"),
         lambda: gossip(method=PMLF(length=3, beta=0.5), design="whisper"),
@@ -154,12 +157,17 @@ PLANS = {
     "EXTRA, NIDS (references)": [lambda: bare(EXTRA()), lambda: bare(NIDS())],
     "correlated randomness": [lambda: bare(CorrelatedRandomness(until=3))],
     "encrypted differences (Paillier)": [lambda: bare(Encrypted())],
-    "secure sum, discrete": [
+    "secure sum, discrete, with colluders=0": [
+        lambda: summed(SumShares()),
+        lambda: summed(SumShares(), "outsider"),
+        lambda: summed(Discrete(5), budget=test_aggregate.ZCDP),
+    ],
+    "secure sum, discrete, with colluders": [
         lambda: summed(SumShares(colluders=1)),
         lambda: summed(SumShares(colluders=2), "outsider"),
         lambda: summed(Discrete(5, colluders=1), budget=test_aggregate.ZCDP),
     ],
-    "batches by coin flips (Poisson)": [
+    "batches by coin flips (Poisson), balls in bins": [
         lambda: gossip(
             design="independent", relation="zero_out_record", sampler=samplers.Poisson(6.0, 4)
         )
