@@ -150,9 +150,7 @@ def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> 
         raise ValueError(f"{place} is {out!r}; give the name of a folder, as text")
     folder = Path(out).expanduser()
     if os.path.lexists(folder):
-        remedy = (
-            "name another or delete it (where it is a release, a second one spends epsilon again)"
-        )
+        remedy = "name another or delete it (a second release spends epsilon again)"
         raise ValueError(f"{place} is {str(folder)!r}, which exists; {remedy}")
     # A simulation in its place would look like the release, and its key would be lost.
     if not settings.get("release", False) and os.path.exists(f"{folder}.key"):
