@@ -266,9 +266,7 @@ class Whisper(Correlated):
         # An array is equal to no text, and has no truth value.
         is_run = isinstance(self.horizon, str) and self.horizon == "run"
         if self.horizon is not None and not is_run:
-            remedy = (
-                f'give "run", or a whole number from 1 to {2**31 - 2}; left out, it is one step'
-            )
+            remedy = f'give "run", a whole number from 1 to {2**31 - 2}, or leave it out'
             _validate.fields(self, _validate.integer, "horizon", maximum=2**31 - 2, remedy=remedy)
         if self.max_variance is not None:
             _validate.fields(self, _validate.number, "max_variance")

@@ -133,7 +133,7 @@ def test_design_is_of_network_that_is_checked() -> None:
     [
         (lambda: design.Design.whisper(W, 1.0, subgroups=[["Bonn"]]), "subgroups names 'Bonn'"),
         (lambda: noise.Whisper(subgroups=(("Bonn",),)), "subgroups names 'Bonn'"),
-        (lambda: noise.Whisper("all"), "horizon is 'all'; give \"run\", None for one step"),
+        (lambda: noise.Whisper("all"), "horizon is 'all'; give \"run\", a whole number from 1"),
     ],
 )
 def test_subgroups_and_horizons_that_are_none_are_refused(call, message) -> None:
