@@ -65,7 +65,8 @@ KINDS = {
         "topology",
     ),
     "Extend": (
-        "accounting", "algorithms", "engine.host", "plans", "protocols", "secagg", "transforms",
+        "accounting", "algorithms", "engine.host", "plans", "protocols", "secagg", "sites",
+        "transforms",
     ),
     "Internals": ("encoding", "engine", "mechanism"),
     "Contrib": ("contrib",),

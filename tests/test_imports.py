@@ -38,6 +38,8 @@ ARROWS = {
         *("plans", "learning", "topology", "data", "accounting", "transforms", "algorithms"),
     },
 }
+# One process a site drives the engine's rounds, over a channel and with keys of secagg's kind.
+ARROWS["sites"] = {"engine", *ARROWS["engine"], "secagg", "encoding"}
 ARROWS["commands"] = set(ARROWS)
 # Contrib imports anything, and nothing in the core imports contrib.
 ARROWS["contrib"] = set(ARROWS)
