@@ -97,7 +97,9 @@ def agreed(private: bytes, public: bytes) -> bytes:
     return bytes(pair.exchange(keys.X25519PublicKey.from_public_bytes(public)))
 
 
-def derived(secret: bytes, purpose: str, session: bytes, *parties: bytes) -> bytes:
+def derived(
+    secret: bytes, purpose: str, session: bytes, *parties: bytes, label: bytes = LABEL
+) -> bytes:
     """Return a key of 32 bytes for one purpose in one session between some parties (HKDF).
 
         HKDF-SHA256(secret, salt = session, info = label | purpose | parties), each part with its
@@ -108,10 +110,11 @@ def derived(secret: bytes, purpose: str, session: bytes, *parties: bytes) -> byt
         purpose: Role of the key.
         session: 32 bytes that name this aggregation and its terms.
         parties: Numbers and public keys of those who share the key.
+        label: Of the protocol and its version.
     """
     # With lengths, so that no two lists of parts are one string.
     info = b""
-    for part in (LABEL, purpose.encode(), *parties):
+    for part in (label, purpose.encode(), *parties):
         info += len(part).to_bytes(4, "big") + part
     hkdf = _library("hazmat.primitives.kdf.hkdf").HKDF
     sha256 = _library("hazmat.primitives.hashes").SHA256()

@@ -24,7 +24,8 @@ from jaxtyping import Float
 from dpjax import _validate
 from dpjax._numerics import WordPair, double_precision
 from dpjax.accounting import finite
-from dpjax.encoding.stream import Stream, library
+from dpjax.encoding.stream import Stream
+from dpjax.secagg.primitives import KEY_BYTES, derived
 from dpjax.transforms import variates
 
 __all__ = ["SiteNoise"]
@@ -33,7 +34,6 @@ _Normals: TypeAlias = Float[np.ndarray, "rows entries"]
 
 _LABEL = b"dpjax site 1"
 """Changed with the derivation: rounds whose noise returns later must be drawn alike."""
-_KEY_BYTES = 32
 _LARGEST = 2**31 - 2
 """Of phases, rounds and groups, which an int32 counts."""
 
@@ -58,8 +58,8 @@ class SiteNoise:
         phase: Number of the plan among those of a project, from 0.
 
     Raises:
-        ValueError: For other arguments, a secret of zeros, which is a file that was lost, and
-            without the extra ``secure``.
+        ValueError: For other arguments, and a secret of zeros, which is a file that was lost; from
+            `normals`, without the extra ``secure``.
 
     Example:
         >>> from dpjax.sites.noise import SiteNoise
@@ -77,9 +77,6 @@ class SiteNoise:
         self._secret = _key_of("secret", secret)
         if not any(secret):
             raise ValueError("secret is all zeros, as of a file that was lost; draw another")
-        # A missing library is found before there is any noise.
-        self._hkdf = library("cryptography.hazmat.primitives.kdf.hkdf").HKDF
-        self._sha256 = library("cryptography.hazmat.primitives.hashes").SHA256
 
     def __repr__(self) -> str:
         """Hide the secret: logs show objects."""
@@ -117,30 +114,27 @@ class SiteNoise:
         # On a processor whose float64 is tested, and where the words of a secret stay.
         processor = jax.local_devices(backend="cpu")[0]
         with double_precision(), jax.default_device(processor):
-            words = self._words(b"normals", address)
+            words = self._words("normals", address)
             signed = variates.signed_probabilities(*words)
             is_rare = abs(signed) < finite.SAMPLER.finer
             if bool(is_rare.any()):
-                finer = self._words(b"finer normals", address)
+                finer = self._words("finer normals", address)
                 refined = variates.signed_probabilities(*words, finer)
                 signed = jnp.where(is_rare, refined, signed)
             return np.asarray(variates.quantile(signed))
 
-    def _words(self, purpose: bytes, address: tuple[int, ...]) -> WordPair:
+    def _words(self, purpose: str, address: tuple[int, ...]) -> WordPair:
         """The 64 bits of every number at an address, whose last parts are rows and entries."""
         numbers = [number.to_bytes(8, "big") for number in address]
-        info = b""
-        for part in (_LABEL, purpose, self._holder, *numbers):
-            info += len(part).to_bytes(4, "big") + part
-        hkdf = self._hkdf(self._sha256(), length=_KEY_BYTES, salt=self._run, info=info)
+        key = derived(self._secret, purpose, self._run, self._holder, *numbers, label=_LABEL)
         rows, entries = address[-2:]
-        words = Stream(hkdf.derive(self._secret)).words(2 * rows * entries)
+        words = Stream(key).words(2 * rows * entries)
         pairs = words.reshape(rows, entries, 2)
         return jnp.asarray(pairs[..., 0]), jnp.asarray(pairs[..., 1])
 
 
 def _key_of(name: str, value: bytes) -> bytes:
     """Return 32 bytes, else raise ValueError, which does not show them."""
-    if not isinstance(value, bytes) or len(value) != _KEY_BYTES:
-        raise ValueError(f"{name} is no {_KEY_BYTES} bytes; give bytes of that length")
+    if not isinstance(value, bytes) or len(value) != KEY_BYTES:
+        raise ValueError(f"{name} is no {KEY_BYTES} bytes; give bytes of that length")
     return value

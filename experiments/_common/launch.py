@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from _common import tune
-from dpjax import _validate, _workers, cli
+from dpjax import _files, _validate, _workers, cli
 from dpjax.engine.estimate import estimate
 from dpjax.engine.run import Result, run
 from dpjax.engine.state import RunSchedule
@@ -461,11 +461,8 @@ def _refuse(event: Any) -> None:
 
 
 def _call(experiment: Callable[[Any, Lab], Any], config: Any, lab: Lab) -> None:
-    def show(message: Warning | str, *place: Any) -> None:
-        print(f"{lab.name}: warning: {message}", file=sys.stderr, flush=True)
-
     with warnings.catch_warnings():
-        warnings.showwarning = show
+        warnings.showwarning = lambda text, *_: _files.say(f"{lab.name}: warning: {text}")
         # Published budgets are compared as they are, also where they leave nothing to learn.
         warnings.simplefilter("ignore", HopelessWarning)
         experiment(config, lab)

@@ -159,7 +159,7 @@ def test_refined_are_all_numbers_below_the_bound_and_no_others(
 
 def test_other_compilations_agree_within_what_is_accounted() -> None:
     eager = made().normals(round=0, group=0, rows=1, entries=20_000)
-    words = made()._words(b"normals", (0, 0, 0, 1, 20_000))
+    words = made()._words("normals", (0, 0, 0, 1, 20_000))
     with double_precision():
         fused = jax.jit(lambda *pair: variates.quantile(variates.signed_probabilities(*pair)))
         compiled = np.asarray(fused(*words))
