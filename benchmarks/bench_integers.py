@@ -2,7 +2,7 @@
 
 - ``draws`` rows: discrete Gaussian variables a second. ``threefry``: one compiled call for all
   clients (`dpjax.encoding.simulated`); ``chacha20``: a client's NumPy call
-  (`dpjax.encoding.integers`); ``opendp``: its own call, where it is installed; ``normals``: float32
+  (`dpjax.contrib.integers`); ``opendp``: its own call, where it is installed; ``normals``: float32
   normals of the same shape, for comparison.
 - ``encode`` rows: vectors a second, rotated and rounded, by both.
 - ``sensitivity`` rows: the norm after rounding over the one before, by how many grid units a vector
@@ -26,7 +26,10 @@ import numpy as np
 
 from _timing import Bench, installed, turns
 from dpjax.accounting import discrete as accounting
-from dpjax.encoding import integers, simulated
+from dpjax.contrib import integers
+from dpjax.encoding import simulated
+from dpjax.encoding.lattice import SumCode
+from dpjax.encoding.stream import Stream
 from dpjax.transforms import variates
 
 
@@ -54,7 +57,7 @@ def draws(clients: int, size: int, variance: int) -> dict[str, Callable[[], floa
         functools.partial(simulated.discrete_gaussian_rows, shape=shape, variance=variance)
     )
     plain = jax.jit(functools.partial(variates.normals, shape=shape, dtype=jnp.float32))
-    stream = integers.Stream(bytes(32))
+    stream = Stream(bytes(32))
     single = functools.partial(integers.discrete_gaussians, stream, size, variance)
     calls: dict[str, Callable[[], Any]] = {
         "threefry": lambda: ours(key),
@@ -66,7 +69,7 @@ def draws(clients: int, size: int, variance: int) -> dict[str, Callable[[], floa
     return {name: functools.partial(clocked, call) for name, call in calls.items()}
 
 
-def encodings(code: integers.SumCode, clients: int) -> dict[str, Callable[[], float]]:
+def encodings(code: SumCode, clients: int) -> dict[str, Callable[[], float]]:
     """Calls that encode as many vectors as there are clients."""
     drawn = np.random.default_rng(0).normal(size=(clients, code.size))
     vectors = code.bound * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
@@ -74,7 +77,7 @@ def encodings(code: integers.SumCode, clients: int) -> dict[str, Callable[[], fl
     key = jax.random.key(0)
     ours = jax.jit(simulated.encode_rows, static_argnums=0)
     values = jnp.asarray(vectors, jnp.float32)
-    stream = integers.Stream(bytes(32))
+    stream = Stream(bytes(32))
     return {
         "threefry": functools.partial(clocked, lambda: ours(code, values, signs, key)),
         "chacha20": functools.partial(
@@ -98,14 +101,14 @@ def main(argv: list[str] | None = None) -> int:
         for source, timing in took.items():
             each = {"source": source, "variance": variance, "per_second": count / timing.least}
             bench.row(what="draws", **shape, **each)
-    code = integers.SumCode(options.size, 1.0, 1 / 256, options.clients, variance=400)
+    code = SumCode(options.size, 1.0, 1 / 256, options.clients, variance=400)
     for source, timing in turns(
         encodings(code, options.clients), options.repeats, clock=float
     ).items():
         per_second = options.clients / timing.least
         bench.row(what="encode", **shape, source=source, per_second=per_second)
     for norm in options.norms:
-        code = integers.SumCode(options.size, 1.0, 1 / norm, options.clients, variance=400)
+        code = SumCode(options.size, 1.0, 1 / norm, options.clients, variance=400)
         bench.row(
             what="sensitivity", **shape, norm=norm, conditional=code.sensitivity,
             always=code.bound + code.grid * math.sqrt(code.padded), bits=code.bits,

@@ -38,7 +38,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 
-__all__ = ()
+__all__ = ["SumCode", "variance_above"]
 
 LEAST = Fraction(1, 4)
 """The smallest variance: below, nearly every proposal would be turned down."""
@@ -90,7 +90,7 @@ def proposal(variance: _Variance) -> Proposal:
         raise _validate.refusal(
             "variance",
             variance,
-            "give a whole number or a Fraction (dpjax.encoding.integers.variance_above makes one "
+            "give a whole number or a Fraction (dpjax.encoding.lattice.variance_above makes one "
             "of a float)",
         )
     value = Fraction(variance)
@@ -103,7 +103,7 @@ def proposal(variance: _Variance) -> Proposal:
     if value.numerator > MOST:
         raise ValueError(
             f"variance is {value}, of a numerator above 2^20; round it up to fewer digits, by "
-            "dpjax.encoding.integers.variance_above"
+            "dpjax.encoding.lattice.variance_above"
         )
     # The root of four times the variance, halved, is its root rounded to the nearest.
     doubled = math.isqrt(4 * value.numerator // value.denominator)
@@ -121,7 +121,7 @@ def variance_above(value: float | Fraction) -> Fraction:
         ValueError: For another one.
 
     Example:
-        >>> from dpjax.encoding.integers import variance_above
+        >>> from dpjax.encoding.lattice import variance_above
         >>> variance_above(4.0)
         Fraction(4, 1)
     """
@@ -207,7 +207,7 @@ class SumCode:
         ValueError: For what has no whole numbers, or takes more than 32 bits.
 
     Example:
-        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.encoding.lattice import SumCode
         >>> code = SumCode(size=4096, bound=1.0, grid=0.02, clients=100, variance=4)
         >>> code.bits, round(code.sensitivity, 3)
         (11, 1.201)

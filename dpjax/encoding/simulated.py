@@ -1,6 +1,6 @@
 """Vectors of many simulated clients as the whole numbers of a secure sum, with their noise, in jit.
 
-What `dpjax.encoding.integers` does for one client, to the bit, if the words are the same:
+What `dpjax.contrib.integers` does for one client, to the bit, if the words are the same:
 coordinates are multiplied once, then added and subtracted in a fixed order. Words are threefry's.
 
 Discrete Gaussian variables are exact, for whole numbers decide:
@@ -129,7 +129,7 @@ def noisy_rows(
 ) -> tuple[_Integers, _Sent]:
     """Return every client's whole numbers and noise, as they are.
 
-    Guarantee: as `dpjax.encoding.integers.noisy`, for whoever does not know the key; a row whose
+    Guarantee: as `dpjax.contrib.integers.noisy`, for whoever does not know the key; a row whose
     vector is not sent is its noise.
 
     Args:
@@ -143,7 +143,7 @@ def noisy_rows(
 
     Example:
         >>> import jax, numpy as np
-        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.encoding.lattice import SumCode
         >>> from dpjax.encoding import simulated
         >>> code, signs = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4), np.ones(4)
         >>> rows, _ = simulated.noisy_rows(code, np.full((2, 3), 0.25), signs, jax.random.key(0))
@@ -177,7 +177,7 @@ def encode_rows(
 
     Example:
         >>> import jax, numpy as np
-        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.encoding.lattice import SumCode
         >>> from dpjax.encoding import simulated
         >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
         >>> x, signs = np.full((2, 3), 0.25), np.ones(4)
@@ -254,7 +254,7 @@ def decode_total(code: SumCode, total: UInt32[Array, " K"], signs: _Signs) -> Fl
 
     Example:
         >>> import jax, numpy as np
-        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.encoding.lattice import SumCode
         >>> from dpjax.encoding import simulated
         >>> code, signs = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4), np.ones(4)
         >>> rows, _ = simulated.encode_rows(code, np.full((2, 3), 0.25), signs, jax.random.key(0))

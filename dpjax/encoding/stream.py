@@ -8,7 +8,7 @@ from jaxtyping import UInt32, UInt64
 
 from dpjax import _validate
 
-__all__ = ()
+__all__ = ["Stream"]
 
 _LOW_WORD = 2**32 - 1
 _BLOCK = 2**16
@@ -57,7 +57,7 @@ class Stream:
         ValueError: For another seed or purpose, and without the extra ``secure``.
 
     Example:
-        >>> from dpjax.encoding.integers import Stream
+        >>> from dpjax.encoding.stream import Stream
         >>> Stream(bytes(32)).words(2).tolist()
         [2917185654, 2419978656]
     """

@@ -105,9 +105,9 @@ class SecureSums:
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.encoding import integers
+        >>> from dpjax.encoding.lattice import SumCode
         >>> from dpjax.secagg import transport
-        >>> code = integers.SumCode(size=2, bound=1.0, grid=1 / 64, clients=4, variance=4)
+        >>> code = SumCode(size=2, bound=1.0, grid=1 / 64, clients=4, variance=4)
         >>> with transport.SecureSums(transport.terms_of(code, dropouts=0, colluders=0)) as sums:
         ...     total, present = sums(np.ones((4, 2), np.uint32), 0)
         >>> total.tolist(), float(present)
@@ -303,9 +303,9 @@ def terms_of(
         ValueError: As `Terms`.
 
     Example:
-        >>> from dpjax.encoding import integers
+        >>> from dpjax.encoding.lattice import SumCode
         >>> from dpjax.secagg import transport
-        >>> code = integers.SumCode(size=100, bound=1.0, grid=1 / 64, clients=50, variance=4)
+        >>> code = SumCode(size=100, bound=1.0, grid=1 / 64, clients=50, variance=4)
         >>> terms = transport.terms_of(code, dropouts=2, colluders=1)
         >>> terms.length, terms.bits == code.bits, terms.minimum, terms.colluders
         (128, True, 48, 1)

@@ -583,7 +583,7 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> GradientTransf
 
     Example:
         >>> import jax, numpy as np
-        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.encoding.lattice import SumCode
         >>> from dpjax.transforms import noise
         >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
         >>> noise_key, public = jax.random.split(jax.random.key(0, impl="threefry2x32"))
@@ -632,7 +632,7 @@ def opened(code: SumCode, total: Array, key: PRNGKeyArray, like: Updates) -> Upd
 
     Example:
         >>> import jax, numpy as np
-        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.encoding.lattice import SumCode
         >>> from dpjax.transforms import noise
         >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
         >>> like = np.zeros(3, np.float32)

@@ -16,8 +16,9 @@ pytest.importorskip("cryptography")
 
 from dpjax import _numerics  # noqa: E402
 from dpjax._numerics import double_precision  # noqa: E402
-from dpjax.encoding import integers, simulated  # noqa: E402
-from dpjax.encoding.lattice import proposal  # noqa: E402
+from dpjax.contrib import integers  # noqa: E402
+from dpjax.encoding import simulated  # noqa: E402
+from dpjax.encoding.lattice import proposal, variance_above  # noqa: E402
 from tests.encoding import lattice  # noqa: E402
 
 pytestmark = pytest.mark.optimized  # many draws: compiling them well pays
@@ -251,9 +252,9 @@ def test_nothing_is_drawn_for_no_rows() -> None:
             lambda: simulated.discrete_gaussian_rows(key(), (3, 2), 4.0),
             "give a whole number or a Fraction",
         ),
-        (lambda: integers.variance_above(0), "variance is 0"),
-        (lambda: integers.variance_above(float("nan")), "variance is nan"),
-        (lambda: integers.variance_above(2**20 + 1), "to 2"),
+        (lambda: variance_above(0), "variance is 0"),
+        (lambda: variance_above(float("nan")), "variance is nan"),
+        (lambda: variance_above(2**20 + 1), "to 2"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call, message) -> None:
@@ -270,7 +271,7 @@ def test_stream_ends_before_it_repeats() -> None:
 
 @pytest.mark.parametrize("value", [1e-9, 0.25, 0.3, 1.0, 3.999999, 4, 1 / 3, 1000.1, 2**20 - 0.1])
 def test_variances_are_rounded_up_by_little(value) -> None:
-    above = integers.variance_above(value)
+    above = variance_above(value)
     assert above >= Fraction(value) and above.numerator <= 2**20
     assert float(above) <= max(value * (1 + 2**-18), 0.25)
     integers.discrete_gaussians(integers.Stream(bytes(32)), 1, above)
@@ -278,7 +279,7 @@ def test_variances_are_rounded_up_by_little(value) -> None:
 
 def test_clients_load_no_jax() -> None:
     code = (
-        "import sys; from dpjax.encoding import integers\n"
+        "import sys; from dpjax.contrib import integers\n"
         "integers.discrete_gaussians(integers.Stream(bytes(32)), 5, 4)\n"
         "assert 'jax' not in sys.modules and 'scipy' not in sys.modules"
     )
