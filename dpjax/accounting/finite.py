@@ -207,8 +207,9 @@ def release_cost(
 
     Guarantee: for every neighbouring pair of data sets, against an outsider who sees every
     message: if the ideal mechanism is (e, delta - cost.delta)-DP, the release is
-    (e + cost.epsilon, delta)-DP, provided that threefry is pseudorandom, that normals are those of
-    `dpjax.transforms.variates`, and that they are coloured and added in float64.
+    (e + cost.epsilon, delta)-DP, provided that the generator of bits (threefry, and ChaCha20 at
+    sites) is pseudorandom, that normals are those of `dpjax.transforms.variates`, and that they are
+    coloured and added in float64.
 
     Args:
         factor: [n, n] F, or [n], a diagonal.

@@ -320,8 +320,8 @@ class Guarantee(Record):
             ValueError: If ``planned`` is not True and no total is stated, or the later phase passes
                 it; for guarantees with a curve, whose numbers were chosen on the way, where no
                 total is stated; if the two have no attacker whom both cover, differ in relation,
-                delta, release, gradients, or in how far apart a record takes part, or have losses
-                that do not compose; if what finite precision adds uses up delta.
+                delta, release, sites, gradients, or in how far apart a record takes part, or have
+                losses that do not compose; if what finite precision adds uses up delta.
 
         Reference:
             Dong, Roth and Su (2022), Corollary 3.3.
@@ -586,7 +586,7 @@ _MERGED: dict[str, Callable[[_Pair], Any]] = {
     **dict.fromkeys(("added_epsilon", "added_delta", "unused"), sum),
     **dict.fromkeys(("clip_norm", "sum_rounding", "phase"), max),
     **dict.fromkeys(("dropouts", "colluders"), min),
-    **dict.fromkeys(("private_stop", "sum_only", "private_partition"), any),
+    **dict.fromkeys(("private_stop", "sum_only", "private_partition", "insecure"), any),
     **dict.fromkeys(("gradient_gap", "smoothness"), _least),
     "secrets": _weaker,
     "custom": lambda names: tuple(dict.fromkeys(names[0] + names[1])),
@@ -606,7 +606,7 @@ def _joined(earlier: Guarantee, later: Guarantee) -> Guarantee:
             f"gradients is {earlier.gradients!r}, then {later.gradients!r}; a later phase tells of "
             "an earlier one's gradients: make one plan for all rounds, or state gradients='any'"
         )
-    for name in ("relation", "delta", "release", "nodes", "norm"):
+    for name in ("relation", "delta", "release", "sites", "nodes", "norm"):
         first = getattr(earlier, name)
         second = getattr(later, name)
         if first != second:

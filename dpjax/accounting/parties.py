@@ -32,20 +32,32 @@ ANOTHER = "another participant"
 _WHY: dict[Secrets | None, str] = {
     "own": "every agent draws its noise from a secret of its own; other agents, also together, "
     "know no more of it than an outsider",
-    "group": "members of a group hold its seed, and can subtract the group's noise",
-    "shared": "it holds the seed from which all agents draw their noise, and can subtract it",
+    "group": "members of a group hold its {seed}, and can subtract the group's noise",
+    "shared": "it holds the {seed} from which all agents draw their noise, and can subtract it",
     "links": "it knows the secrets of its links; a plan for attacker='node' covers it",
     "shares": "it knows its own share of the noise, and may be one of the {colluders:,} colluders "
     "that are accounted for (with none, give colluders=1)",
     None: "nothing is recorded of who knows the noise's secrets: a design of one's own, phases "
     "whose groups may differ, or an older record",
 }
-_OTHER_GROUP = "it lacks the group's seed, and knows no more than an outsider"
+_OTHER_GROUP = "it lacks the group's {seed}, and knows no more than an outsider"
 _DRAWN = "it may know which records were drawn, and this epsilon counts on secret batches"
 _CORRELATED = "it can work out its own noise, and other agents' noise is correlated with that"
 _RELEASED = "it knows no more than an outsider, also together with others"
 _APART = ", if it neither runs this process nor reads its key, which draws all agents' noise"
 _PROCESS = "whoever runs this process"
+_LEFT = "a participant who has left"
+_SINGLE = "; a neighbour reads single noisy messages, not averages"
+_OPERATOR = (
+    "the operator of a site",
+    False,
+    "it holds that site's records and secrets; for other sites' records it is a participant",
+)
+_THIEF = (
+    "whoever gets a site's secret",
+    False,
+    "with it, from a backup say, all noise that it draws can be subtracted, past and to come",
+)
 
 # Whom a simulation's rows are about; in a simulation itself one seed draws all noise.
 _KEEPERS: dict[str | None, str] = {
@@ -132,7 +144,7 @@ def table(record: Record, unprotected: str = "no noise is added") -> Protection:
     Guarantee: a row's epsilon is an upper bound at ``delta`` against that party, for the same
     relation, rounds and assumptions as this record's; None promises nothing. Rows are about a
     deployment whose agents keep their secrets: whoever runs this process, knows the seed of a
-    simulation or the key of a release is not protected from.
+    simulation, the key of a release or the secret of a site is not protected from.
 
     Args:
         record: The guarantee.
@@ -140,26 +152,21 @@ def table(record: Record, unprotected: str = "no noise is added") -> Protection:
 
     Returns:
         Rows (party, epsilon, delta, why): an outsider, other participants, a stated coalition, an
-        aggregator or server, whoever runs this process, whoever holds the seed.
+        aggregator or server, whoever runs this process, whoever holds the seed; of sites in place
+        of the last three, since nobody aggregates: the operator of a site, whoever gets its secret.
     """
     if record.relation is None:
         return Protection(Party(name, None, 0.0, unprotected) for name in _NAMES.values())
     # From the weakest view to the strongest.
     outsider = (_NAMES["outsider"], *_outsider(record))
-    reasons = [outsider, *_participants(record), (_NAMES["aggregator"], *_aggregator(record))]
+    reasons = [outsider, *_participants(record)]
+    if not record.sites:
+        reasons.append((_NAMES["aggregator"], *_aggregator(record)))
     # A message without noise tells everybody.
     if record.lost_noise is not None:
         why = f"from round {record.lost_noise[0]:,} on, entries of messages went out without noise"
         reasons = [(party, False, why) for party, *_ in reasons]
-    why = "the key of this release gives all noise away; it must stay secret"
-    if not record.release:
-        batches = " and batches" if _secret_batches(record) else ""
-        why = (
-            f"the seed of a simulation gives all noise{batches} away, and records hold it; "
-            f"the other rows are about {keepers(record)}"
-        )
-    reasons.append((_PROCESS, False, "it holds all agents' data and keys"))
-    reasons.append(("whoever holds the seed", False, why))
+    reasons += _insiders(record)
     # The paper's rule may state less than what holds.
     epsilon = max(record.epsilon, record.exact_epsilon)
     assumptions = _assumed(record)
@@ -242,10 +249,12 @@ def sentences(record: Record, process: bool) -> str:
 
     Args:
         record: The guarantee, whose statement says those two itself.
-        process: Whether one process holds all agents, as in every run of this package.
+        process: Whether one process holds all agents, as in every run of this package but sites.
     """
     named = {_named(record)} if process else {_named(record), _PROCESS}
-    return " ".join(str(row) for row in table(record)[:-1] if row.party not in named)
+    # Who gets a site's secret is named nowhere else in a statement.
+    end = None if record.sites else -1
+    return " ".join(str(row) for row in table(record)[:end] if row.party not in named)
 
 
 _Row = tuple[str, bool, str]
@@ -287,7 +296,7 @@ def _outsider(record: Record) -> tuple[bool, str]:
 
 
 def _participants(record: Record) -> list[_Row]:
-    """Other agents, of whom a release's one process and key say that they are apart from it."""
+    """Other agents: those of a release in one process are apart from it and its key."""
     rows = _others(record)
     if record.attacker == "coalition":
         rows.insert(
@@ -295,11 +304,17 @@ def _participants(record: Record) -> list[_Row]:
         )
     protected = bool(rows) and record.lost_noise is None and all(row[1] for row in rows)
     if record.release:
-        return [(party, holds, f"{why}{_APART}" if holds else why) for party, holds, why in rows]
-    if phases(record) and protected:
+        suffix = _SINGLE if record.sites else _APART
+        rows = [(party, holds, f"{why}{suffix}" if holds else why) for party, holds, why in rows]
+    if record.sites and rows:
+        why = "it keeps what it knew as a participant: others must replace secrets that it held"
+        if protected:
+            why = "it knows its own secrets alone, and no site takes its messages any more"
+        rows.append((_LEFT, protected, why))
+    elif phases(record) and protected and not record.release:
         # In a release its row would repeat another participant's: each phase draws new keys.
         why = "it knows its secrets; every later phase must draw its noise from new ones"
-        rows.append(("a participant who has left", True, why))
+        rows.append((_LEFT, True, why))
     return rows
 
 
@@ -317,16 +332,18 @@ def _others(record: Record) -> list[_Row]:
     # Whoever serves or joins an agent may know its batches.
     if _secret_batches(record):
         return [(ANOTHER, False, _DRAWN)]
-    why = _WHY[secrets].format(colluders=record.colluders)
+    # Who holds a simulation's seed; sites expand a secret.
+    seed = "secret" if record.sites else "seed"
+    why = _WHY[secrets].format(colluders=record.colluders, seed=seed)
     shared = secrets in ("shared", "group")
-    # A release has one process and one key, which nobody else reads.
-    if record.release and (shared or secrets == "own"):
+    # A release in one process has one key, which nobody else reads.
+    if record.kind == "release" and (shared or secrets == "own"):
         why = _CORRELATED if shared else _RELEASED
     if shared and phases(record) > 1:
         why = f"in some phase {why}"
     if secrets == "group":
         own_group = (f"{ANOTHER} of its own group", False, why)
-        return [own_group, (f"{ANOTHER} of another group", True, _OTHER_GROUP)]
+        return [own_group, (f"{ANOTHER} of another group", True, _OTHER_GROUP.format(seed=seed))]
     protected = secrets == "own" or (secrets == "shares" and record.colluders > 0)
     return [(ANOTHER, protected, why)]
 
@@ -340,6 +357,21 @@ def _aggregator(record: Record) -> tuple[bool, str]:
     if not covered:
         return False, "the sum of all messages is not part of what the stated attacker sees"
     return True, "it sees no more than an outsider, unless it holds a secret of the noise"
+
+
+def _insiders(record: Record) -> list[_Row]:
+    """Who holds records and secrets, so that noise hides nothing from them."""
+    if record.sites:
+        return [_OPERATOR, _THIEF]
+    why = "the key of this release gives all noise away; it must stay secret"
+    if not record.release:
+        batches = " and batches" if _secret_batches(record) else ""
+        why = (
+            f"the seed of a simulation gives all noise{batches} away, and records hold it; "
+            f"the other rows are about {keepers(record)}"
+        )
+    process = (_PROCESS, False, "it holds all agents' data and keys")
+    return [process, ("whoever holds the seed", False, why)]
 
 
 def keepers(record: Record) -> str:

@@ -105,6 +105,9 @@ class _Caveats:
     Attributes:
         release: True where the noise key was drawn from the operating system and kept secret;
             False for a simulation, whose seed gives the noise away.
+        sites: True where every agent was a process of its own with secrets of its own, a site: the
+            loss is one to participants, too, who see every message. A release of several parties.
+        insecure: True where links of sites were not encrypted, and nobody proved who it was.
         unsound: True where the paper's epsilon is below the exact one.
         added_epsilon: What finite-precision noise costs of epsilon, which includes it, see
             `dpjax.accounting.finite`; 0 where noise is taken to be exact, as in simulations.
@@ -134,6 +137,8 @@ class _Caveats:
     """
 
     release: bool
+    sites: bool = False
+    insecure: bool = False
     unsound: bool = False
     added_epsilon: float = 0.0
     added_delta: float = 0.0
@@ -151,8 +156,15 @@ class _Caveats:
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
-        flags = ("release", "unsound", "private_stop", "sum_only", "private_partition")
-        _validate.fields(self, _validate.flag, *flags)
+        flags = ("release", "sites", "insecure", "unsound", "private_stop", "sum_only")
+        _validate.fields(self, _validate.flag, *flags, "private_partition")
+        if self.sites and not self.release:
+            raise ValueError(
+                "sites is True with release False; sites draw hardened noise: give release=True, "
+                "or leave sites out for a simulation"
+            )
+        if self.insecure and not self.sites:
+            raise ValueError("insecure is True and sites False; leave it out where no links are")
         for name in ("added_epsilon", "added_delta", "sum_rounding"):
             if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; give a number >= 0")
@@ -167,6 +179,13 @@ class _Caveats:
         for name in self.custom:
             if not (isinstance(name, str) and name.isprintable() and _NAME.fullmatch(name)):
                 raise _validate.refusal("custom", self.custom, "give names of classes or functions")
+
+    @property
+    def kind(self) -> Literal["simulation", "release", "sites"]:
+        """Who drew the noise, and how."""
+        if self.sites:
+            return "sites"
+        return "release" if self.release else "simulation"
 
 
 def _loss(name: str, default: Any = None) -> property:
@@ -310,6 +329,8 @@ class Record(Threat, _Caveats):
                 "what exact ones hide. State the loss of all messages: attacker 'outsider', or "
                 "gradients 'any' for nodes"
             )
+        if self.sites:
+            self._check_sites()
         if (curve := self.curve) is not None:
             remaining = self.delta - self.added_delta
             fits = self.mu is not None and self.rounds in curve.marks
@@ -318,6 +339,25 @@ class Record(Threat, _Caveats):
                     f"curve.delta is {curve.delta} with {remaining} left of delta, too much to "
                     "hold at all its marks; make it with Guarantee.stopping_at"
                 )
+
+    def _check_sites(self) -> None:
+        """Refuse what does not hold where every agent holds its own secrets and reads messages."""
+        if self.attacker != "outsider" and self.secrets not in ("own", "links"):
+            # A member of a group holds the noise of all its members, whatever a node is said to.
+            raise ValueError(
+                f"attacker is {self.attacker!r} and secrets is {self.secrets!r} of sites, who can "
+                "subtract the noise of secrets that they hold; plan for attacker 'outsider'"
+            )
+        if self.sum_only or self.secrets == "shares":
+            raise ValueError(
+                f"sum_only is {self.sum_only} and secrets is {self.secrets!r} of sites, who read "
+                "single messages; give noise that protects each message, noise.Independent() say"
+            )
+        if isinstance(self.loss, AmplifiedLoss):
+            raise ValueError(
+                f"loss is {type(self.loss).__name__} of sites; it holds for an outsider alone: "
+                "give another sampler, Random or Cyclic say"
+            )
 
     @property
     def participation(self) -> Pattern | None:
@@ -459,7 +499,7 @@ _DEFAULTS: tuple[Any, ...] = (None, 0, [], "l2")
 _LATER = {
     "nodes", "other_loss", "norm", "gradient_gap", "smoothness", "dropouts", "colluders",
     "sum_only", "sum_rounding", "secrets", "over_rounds", "phases", "lost_noise", "unused", "phase",
-    "custom", "private_partition", "per_agent_mu",
+    "custom", "private_partition", "per_agent_mu", "sites", "insecure",
 }  # fmt: skip
 
 

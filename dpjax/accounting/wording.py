@@ -30,6 +30,22 @@ ATTACKERS: dict[str, str] = {
 }
 """Attackers by name, each with what it sees and does not know."""
 
+_OF_SITES: dict[str, str] = {
+    "outsider": (
+        "whoever sees every message on every link, the mixing matrix and the noise design, but "
+        "does not hold the secret that the noise is drawn from"
+    ),
+    "node": (
+        "any single site, which sees every message on every link and knows its own records, noise "
+        "and secrets, but not the other sites' secrets"
+    ),
+    "coalition": (
+        "sites that collude, see every message on every link and know their own records, noise "
+        "and secrets, but not the other sites' secrets"
+    ),
+}
+"""The same where every agent is a site: neighbours read messages, and may send any."""
+
 _OF_SUMS = (
     "an outsider who sees the sum of the agents' messages of every round, and single messages "
     "under the masks of a secure sum alone, the mixing matrix and the noise design, but not the "
@@ -44,6 +60,8 @@ _OVER_ROUNDS = {
     "phases": "in phases with noise of their own",
     None: "with noise correlated over rounds or of a scale that changes by round",
 }
+
+_INSECURE = "links were NOT encrypted: started with --insecure-loopback"
 
 _UNIT_TEXT = {
     "agent": "all data of one agent",
@@ -63,13 +81,15 @@ def statement(record: Record, *, process: bool = True) -> str:
 
     Args:
         record: The guarantee.
-        process: Whether one process holds all agents, as in every run of this package; False in
-            the file of a loop of one's own.
+        process: Whether one process holds all agents, as in every run of this package but sites;
+            False in the file of a loop of one's own.
     """
     if record.relation is None:
         return f"Not private: {_rounds_text(record)} without a differential-privacy guarantee."
     text = _promise(record) + _accounting(record) + _limits(record)
     text += f".{records(record)} {parties.sentences(record, process)}"
+    if record.sites:
+        return f"{text} {_sites_text(record)}"
     if not process:
         return text
     if record.release:
@@ -87,7 +107,8 @@ def statement(record: Record, *, process: bool = True) -> str:
 def _promise(record: Record) -> str:
     """What is protected from whom, over which rounds."""
     verb = "replacing" if str(record.relation).startswith("replace") else "zeroing out"
-    attacker = _OF_SUMS if _of_sums(record) else ATTACKERS[str(record.attacker)]
+    attackers = _OF_SITES if record.sites else ATTACKERS
+    attacker = _OF_SUMS if _of_sums(record) else attackers[str(record.attacker)]
     text = (
         f"(epsilon = {epsilon_text(record)}, delta = {delta_text(record.delta)})-"
         f"differentially private per {record.unit} ({verb} {_UNIT_TEXT[str(record.unit)]}; "
@@ -226,10 +247,24 @@ def caption(record: Record, digits: int = 4) -> str:
         text += ", stopping round not covered"
     if record.private_partition:
         text += ", partition by private values taken as public"
-    text += f", {record.accountant} accountant, {'release' if record.release else 'simulation'}"
+    text += f", {record.accountant} accountant, {record.kind}"
+    if record.insecure:
+        text += f", {_INSECURE}"
     if record.custom:
         text += f", {parties.custom_text(record)}"
     return text
+
+
+def _sites_text(record: Record) -> str:
+    """What a guarantee of sites assumes of each party."""
+    text = (
+        "Sites: every site is a process of its own and draws its noise with ChaCha20, under keys "
+        "of 256 bits that HKDF derives from secrets of the system's entropy. It is assumed of each "
+        "site that it runs this package and its libraries unchanged, that no copy of its folder "
+        "sends a round twice, and that it compared the roster by another way than the network. It "
+        "holds whatever other sites send. No epsilon covers who sends when, and which site fails."
+    )
+    return f"{text} The {_INSECURE}." if record.insecure else text
 
 
 def _precision_text(record: Record) -> str:

@@ -113,6 +113,164 @@ def test_noise_that_run_lost_protects_from_nobody():
     assert f"NOT protected from {parties.ANOTHER}" in single.statement()
 
 
+def at_sites(**change):
+    return make(**({"release": True, "sites": True} | change))
+
+
+def promises(record):
+    """Whether each party is promised anything, by its name."""
+    return {row.party: row.epsilon is not None for row in record.protection()}
+
+
+GROUP, OTHER = f"{parties.ANOTHER} of its own group", f"{parties.ANOTHER} of another group"
+
+
+@pytest.mark.parametrize(
+    ("change", "others"),
+    [
+        ({"secrets": "own"}, {parties.ANOTHER: True, "a participant who has left": True}),
+        (
+            {"secrets": "group"},
+            {GROUP: False, OTHER: True, "a participant who has left": False},
+        ),
+        ({"secrets": "shared"}, {parties.ANOTHER: False, "a participant who has left": False}),
+        ({"secrets": "links"}, {parties.ANOTHER: False, "a participant who has left": False}),
+        (
+            {"secrets": "links", "attacker": "node"},
+            {parties.ANOTHER: True, "a participant who has left": True},
+        ),
+        ({"secrets": "own", "attacker": "node"},
+         {parties.ANOTHER: True, "a participant who has left": True}),
+        ({"secrets": None}, {parties.ANOTHER: False, "a participant who has left": False}),
+        ({"secrets": "alone"}, {}),
+    ],
+)  # fmt: skip
+def test_sites_protect_from_who_lacks_secret(change, others):
+    """Nobody aggregates, no process holds all, and no seed draws the noise."""
+    single = at_sites(**change)
+    insiders = {"the operator of a site": False, "whoever gets a site's secret": False}
+    assert promises(single) == {"an outsider": True} | others | insiders
+    text = f"{single.statement()} {single.protection()}"
+    for word in ("seed", "this process", "aggregator", "Simulation", "Release:"):
+        assert word not in text
+    # Every sentence of a statement agrees with its row.
+    for row in single.protection():
+        if row.party not in ("an outsider", parties.ANOTHER):
+            assert str(row) in single.statement()
+
+
+def test_sites_that_collude_are_stated_and_nobody_else():
+    single = at_sites(secrets="links", attacker="coalition", nodes=(0, 2))
+    covered = [party for party, holds in promises(single).items() if holds]
+    assert covered == ["the coalition of agents 0, 2"]
+    assert "sites that collude" in single.statement() and "agents 0, 2" in single.statement()
+
+
+def test_neighbours_of_sites_read_messages():
+    row = {row.party: row for row in at_sites().protection()}[parties.ANOTHER]
+    assert "also together" in row.why and "single noisy messages, not averages" in row.why
+    assert "members of a group hold its secret" in at_sites(secrets="group").statement()
+
+
+def test_noise_that_site_lost_protects_from_nobody():
+    single = at_sites(relation="replace_agent", lost_noise=(7, 0.5))
+    assert not any(promises(single).values())
+    assert "NOISE LOST" in single.caption()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [("simulation", {}), ("release", {"release": True}),
+     ("sites", {"release": True, "sites": True})],
+)  # fmt: skip
+def test_captions_end_with_kind(kind, change):
+    single = make(**change)
+    assert single.kind == kind and single.caption().endswith(f"gdp accountant, {kind}")
+    statement = single.statement()
+    named = [word for word in ("Simulation:", "Release:", "Sites:") if word in statement]
+    assert named == [f"{kind.capitalize()}:"]
+
+
+def test_statement_of_sites_names_what_is_assumed():
+    # That of a loop of one's own ends before its kind; sites have theirs always.
+    for statement in (at_sites().statement(), at_sites().statement(process=False)):
+        for text in ("ChaCha20", "HKDF", "256 bits", "copy of its folder", "roster", "entropy"):
+            assert text in statement
+        assert "sees every message on every link" in statement
+
+
+def test_links_without_encryption_are_named():
+    text = "links were NOT encrypted: started with --insecure-loopback"
+    bare = at_sites(insecure=True, custom=("Net",))
+    assert text in bare.caption() and text in bare.statement()
+    assert bare.caption().endswith("relies on your own `Net`")
+    assert text not in at_sites().caption() + at_sites().statement()
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_what_is_stored_of_sites_comes_back(insecure):
+    single = at_sites(insecure=insecure)
+    stored = json.loads(json.dumps(single.to_dict(), allow_nan=False))
+    back = Guarantee.from_dict(stored)
+    assert back == single and back.caption() == single.caption()
+    assert stored["sites"] is True and stored.get("insecure", False) == insecure
+    assert "sites" not in make(release=True).to_dict()
+    assert Guarantee.of(**single.fields()) == single
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"release": False}, "sites is True with release False"),
+        ({"sites": False, "insecure": True}, "insecure is True and sites False"),
+        ({"sites": 1}, "sites is 1"),
+        ({"attacker": "aggregator"}, "in a release"),
+        ({"attacker": "node", "gradients": "view"}, "in a release"),
+        ({"attacker": "node", "secrets": "group"}, "plan for attacker 'outsider'"),
+        ({"attacker": "node", "secrets": "shared"}, "plan for attacker 'outsider'"),
+        ({"attacker": "node", "secrets": None}, "plan for attacker 'outsider'"),
+        ({"attacker": "coalition", "nodes": (0,), "secrets": "shared"}, "can subtract the noise"),
+        ({"secrets": "shares"}, "read single messages"),
+        ({"sum_only": True}, "read single messages"),
+    ],
+)
+def test_sites_are_refused_where_their_promise_is_false(change, text):
+    with pytest.raises(ValueError, match=text):
+        at_sites(**change)
+
+
+def test_secret_batches_of_sites_are_refused():
+    loss = Pld.of(rates=[0.1], ratios=[1.0], rounds=10)
+    changes = {"relation": "zero_out_record", "release": True}
+    with_loss(loss, **changes)
+    with pytest.raises(ValueError, match="give another sampler"):
+        with_loss(loss, **changes, sites=True)
+
+
+def test_phases_of_sites_compose_with_their_kind_alone():
+    phase = at_sites(insecure=True)
+    both = at_sites().followed_by(phase, planned=True)
+    assert both.kind == "sites" and both.insecure and both.epsilon > 1.0
+    for other, name in ((make(), "release"), (make(release=True), "sites")):
+        for first, later in ((phase, other), (other, phase)):
+            with pytest.raises(ValueError, match=f"{name} is .*; only equal ones compose"):
+                first.followed_by(later, planned=True)
+    total = Budget(epsilon=3.0, delta=DELTA)
+    stated = at_sites().within(total)
+    assert stated.kind == "sites" and not stated.insecure
+    joined = stated.followed_by(phase, planned=False)
+    assert joined.kind == "sites" and joined.insecure and len(joined.phases) == 2
+    assert Guarantee.from_dict(joined.to_dict()) == joined
+    with pytest.raises(ValueError, match="sites is .*; only equal ones compose"):
+        stated.followed_by(make(release=True), planned=False)
+
+
+def test_parts_of_sites_keep_their_kind():
+    assert at_sites().after(5).kind == at_sites().stopping_at([5, 10]).stopped(5).kind == "sites"
+    with pytest.raises(ValueError, match="sites is False, and True of its 1 phase"):
+        at_sites().within(Budget(epsilon=3.0, delta=DELTA)).replace(sites=False)
+
+
 def hockey_stick(p, q, epsilon):
     """Delta of two densities on a grid, by brute force."""
     return max(np.maximum(a - np.exp(epsilon) * b, 0).sum() for a, b in ((p, q), (q, p)))
