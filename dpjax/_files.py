@@ -18,7 +18,7 @@ from dpjax import _validate
 
 __all__ = ()
 
-_Content = bytes | Callable[[BinaryIO], None]
+Content = bytes | Callable[[BinaryIO], None]
 PathLike = str | os.PathLike[str]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -128,7 +128,7 @@ def _entry(file: Mapping[str, Any], name: str) -> Any:
     )
 
 
-def packed(header: str, arrays: Mapping[str, np.ndarray]) -> _Content:
+def packed(header: str, arrays: Mapping[str, np.ndarray]) -> Content:
     """Return what writes an npz file of arrays, a text and the digest of both, for `unpacked`.
 
     Args:
@@ -315,7 +315,7 @@ class Lock:
             self._open()
 
 
-def create(path: Path, content: _Content, *, mode: int = 0o666) -> None:
+def create(path: Path, content: Content, *, mode: int = 0o666) -> None:
     """Write a new file; its folder is made.
 
     Args:
@@ -326,18 +326,18 @@ def create(path: Path, content: _Content, *, mode: int = 0o666) -> None:
     Raises:
         FileExistsError: If the name is taken; that file is left as it is.
     """
-    with _beside(path, content, mode) as beside:
+    with beside(path, content, mode) as written:
         try:
-            os.link(beside, path)  # fails where the name is taken, unlike a rename
+            os.link(written, path)  # fails where the name is taken, unlike a rename
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
             # A file system without hard links: take the name first, then fill it.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
-            os.replace(beside, path)
+            os.replace(written, path)
 
 
-def replace(path: Path, content: _Content, *, mode: int = 0o666) -> None:
+def replace(path: Path, content: Content, *, mode: int = 0o666) -> None:
     """Write a file in place of the one before it; its folder is made.
 
     Args:
@@ -345,21 +345,27 @@ def replace(path: Path, content: _Content, *, mode: int = 0o666) -> None:
         content: All of it, or what writes all of it to an open file.
         mode: The file's mode, before the process's mask, from its first byte on.
     """
-    with _beside(path, content, mode) as beside:
-        os.replace(beside, path)
+    with beside(path, content, mode) as written:
+        os.replace(written, path)
 
 
 @contextlib.contextmanager
-def _beside(path: Path, content: _Content, mode: int) -> Iterator[Path]:
-    """A written file in the same folder, gone when the block ends."""
+def beside(path: Path, content: Content, mode: int) -> Iterator[Path]:
+    """Write a file beside another one, in its folder; it is gone when the block ends.
+
+    Args:
+        path: The other one.
+        content: All of it, or what writes all of it to an open file.
+        mode: The file's mode, before the process's mask, from its first byte on.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(f"{path.parent} is a file") from None
     # Cut, so that the suffix fits into the longest allowed name.
-    beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
+    written = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
     try:
-        handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+        handle = os.open(written, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
         with os.fdopen(handle, "wb") as file:
             if callable(content):
                 content(file)
@@ -368,7 +374,7 @@ def _beside(path: Path, content: _Content, mode: int) -> Iterator[Path]:
             # On disk before it has its name: a crash leaves the whole file or none.
             file.flush()
             os.fsync(file.fileno())
-        yield beside
+        yield written
         # Makes the new name last through a power failure, where the system can.
         with contextlib.suppress(OSError):
             folder = os.open(path.parent, os.O_RDONLY)
@@ -377,4 +383,4 @@ def _beside(path: Path, content: _Content, mode: int) -> Iterator[Path]:
             finally:
                 os.close(folder)
     finally:
-        beside.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)

@@ -28,13 +28,14 @@ Seeds: TypeAlias = tuple[int, ...]
 Tasks: TypeAlias = tuple[Plans, Problems, Seeds]
 
 
-def check_run(plans: Any, problem: Any, seeds: Any) -> Tasks:
+def check_run(plans: Any, problem: Any, seeds: Any, agents: Sequence[int] | None = None) -> Tasks:
     """Check that plans, problems and seeds fit.
 
     Args:
         plans: One plan or several.
         problem: One problem, or one for each seed that differs in its data alone.
         seeds: Whole numbers below 2**32, each once.
+        agents: Some agents of one plan, of which alone the problem may be; None is all.
 
     Returns:
         All as tuples.
@@ -64,7 +65,7 @@ def check_run(plans: Any, problem: Any, seeds: Any) -> Tasks:
             "noise; run one plan with one seed"
         )
     for problem in problems:
-        _check_counts(plans, problem)
+        _check_counts(plans, problem, agents)
     return plans, problems, seeds
 
 
@@ -126,19 +127,27 @@ def _shapes(problem: Problem) -> Tree:
     return jax.tree.map(np.shape, arrays)
 
 
-def _check_counts(plans: Plans, problem: Problem) -> None:
+def _check_counts(plans: Plans, problem: Problem, agents: Sequence[int] | None) -> None:
     """Refuse agents or records that plans are not for, and samplers that cannot draw these."""
     counts = problem.partition.counts
     names = problem.partition.names
     for plan in plans:
-        if plan.agents != problem.agents:
+        known = plan.counts
+        members = range(plan.agents)
+        if agents is not None:
+            of_some = _validate.agents("agents", agents, maximum=plan.agents - 1)
+            if not of_some or len(set(of_some)) != len(of_some):
+                raise _validate.refusal("agents", agents, "give one or more, each once")
+            if problem.agents == len(of_some):
+                members = of_some
+        if len(members) != problem.agents:
             raise ValueError(
                 f"the plan is for {plan.agents} agents, the problem has {problem.agents}; "
                 "partition the data over the network's agents"
             )
         # Rates and divisors follow from the counts that the plan was made for.
-        if plan.counts is not None and not np.array_equal(plan.counts, counts):
-            planned = _validate.shown(plan.counts.tolist())
+        if known is not None and not np.array_equal(known[members], counts):
+            planned = _validate.shown(known[members].tolist())
             actual = _validate.shown(counts.tolist())
             raise ValueError(
                 f"the plan is for {planned} records of the agents, the problem has {actual}; make "

@@ -84,7 +84,7 @@ class Inputs:
         memory = RunMemory(mesh, statics.agents, len(seeds), len(plans))
         # Before any array is made: an allocation that fails would name no remedy.
         memory.check_models(problems[0])
-        models = _initial_models(problems[0], keys.seed_keys(seeds, "initial"))
+        models = _initial_models(problems[0], keys.seed_keys(seeds, "initial"), statics.agents)
         batch_keys = keys.seed_keys(seeds, "batches", phase)
         arrays = stacked_arrays(
             plans, mesh, statics.privatizer, models, tables=statics.method.mixes_by_tables
@@ -102,6 +102,10 @@ class Inputs:
                 getattr(statics.privatizer, "opened", None) is not None,
                 (structure, *leaves),
             )
+        # A problem may be of some agents alone; the shapes of a round are those of all.
+        if problems[0].agents < statics.agents:
+            partition = _numerics.shapes((data.indices, data.counts), statics.agents, dropped=1)
+            data = data._replace(indices=partition[0], counts=partition[1])
         # The program reports what the query and the method measure.
         statics, names = program.with_reports(
             statics, arrays, data, inputs._agents_models(), batch_keys[0]
@@ -360,7 +364,7 @@ def _by_device(
     return [first for first, _ in layouts], {"x": x, "y": y}
 
 
-def _initial_models(problem: Problem, seed_keys: PRNGKeyArray) -> Models:
+def _initial_models(problem: Problem, seed_keys: PRNGKeyArray, agents: int) -> Models:
     """Initial models, leaves [S, n, ...] from the seed's key and the agent's number, or [S, 1]."""
     # One model for all agents, which is only spread out when it is placed.
     if not problem.init_per_agent:
@@ -370,4 +374,4 @@ def _initial_models(problem: Problem, seed_keys: PRNGKeyArray) -> Models:
         return problem.init(jax.random.fold_in(key, agent))
 
     of_seed = jax.vmap(of_agent, in_axes=(None, 0))
-    return jax.vmap(of_seed, in_axes=(0, None))(seed_keys, jnp.arange(problem.agents))
+    return jax.vmap(of_seed, in_axes=(0, None))(seed_keys, jnp.arange(agents))

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 from dpjax import _files, _validate
 from dpjax._numerics import fold_in, shapes
 from dpjax._programs import compiled
+from dpjax.accounting.guarantee import Guarantee
 from dpjax.data.partition import Partition, blocks, local
 from dpjax.engine import arguments, checkpoint, host, keys, program
 from dpjax.engine.arguments import Tasks
@@ -167,8 +168,8 @@ def rounds(
         (1, 2)
     """
     seed = _validate.integer("seed", seed, minimum=0, maximum=2**32 - 1)
-    tasks = arguments.check_run(plan, problem, [seed])
-    plans, problems, seeds = tasks
+    tasks = arguments.check_run(plan, problem, [seed], agents)
+    plans, _, _ = tasks
     if not isinstance(plan, Plan):
         raise ValueError(f"plan is {len(plans)} plans; give one, not a list")
     if agents is not None and plan.config.release:
@@ -178,37 +179,47 @@ def rounds(
         )
     place = Checkpoint(key_file=key_file)
     checkpoint.check_storage(plans, place)
+    if agents is not None:
+        own = part(plan, problem, seed, agents)
+        functions = _rounds_of_agents(own)
+        functions.guarantee = own.guarantee
+        return functions
+    data, instance, guarantee = _prepared(tasks)
+    if plan.config.release:
+        storage = _open_release(tasks, data, instance, place)
+        # The real key comes last: the file is opened for programs that are hashed already.
+        noise_key = storage.noise_keys()[0]
+        instance = instance._replace(noise_key=noise_key, mark=_mark(noise_key))
+        functions = _functions(plan, data.statics, instance, storage)
+    else:
+        functions = _functions(plan, data.statics, instance)
+    functions.guarantee = guarantee
+    return functions
+
+
+def _prepared(tasks: Tasks) -> tuple[Inputs, "Instance", Guarantee]:
+    """The inputs of one plan and one seed, and what their rounds guarantee."""
+    plans, problems, seeds = tasks
     arguments.check_device(plans, None)
     data = Inputs.of(plans, problems, seeds)
     # Refuses a release whose numbers are too coarse for its budget.
     (priced,) = data.with_precision_cost(plans, problems)
-    statics = data.statics
+    release = priced.config.release
     # A release has no key of its own before there is a file for it.
-    noise_key = keys.throwaway(1)[0] if plan.config.release else keys.derive(seed, "noise")
-    instance = _Instance(
+    noise_key = keys.throwaway(1)[0] if release else keys.derive(seeds[0], "noise")
+    instance = Instance(
         first_leaves(data.arrays),
         data.data,
         data.batch_keys[0],
         noise_key,
         _mark(noise_key),
         data.start(None, 1),
-        jnp.int32(plan.config.rounds),
+        jnp.int32(priced.config.rounds),
     )
-    if agents is not None:
-        functions = _rounds_of_agents(plan, problem, statics, instance, agents)
-    elif plan.config.release:
-        storage = _open_release(tasks, data, instance, place)
-        # The real key comes last: the file is opened for programs that are hashed already.
-        noise_key = storage.noise_keys()[0]
-        instance = instance._replace(noise_key=noise_key, mark=_mark(noise_key))
-        functions = _functions(plan, statics, instance, storage)
-    else:
-        functions = _functions(plan, statics, instance)
-    functions.guarantee = priced.guarantee
-    return functions
+    return data, instance, priced.guarantee
 
 
-class _Instance(NamedTuple):
+class Instance(NamedTuple):
     """One plan with one seed: the arguments that all of its programs share.
 
     The models to start from are stacked over one seed and one plan, as a run has them.
@@ -224,17 +235,17 @@ class _Instance(NamedTuple):
 
     def __repr__(self) -> str:
         # Tracebacks that show local variables print it.
-        return "_Instance(...)"
+        return "Instance(...)"
 
 
-def _open_release(tasks: Tasks, data: Inputs, instance: _Instance, place: Checkpoint) -> Storage:
+def _open_release(tasks: Tasks, data: Inputs, instance: Instance, place: Checkpoint) -> Storage:
     """Open the key file of a release, which is of its programs under a throwaway key.
 
     They are traced first: other programs would put the file's noise on other gradients.
     """
     statics = data.statics
     state = _initial(statics, instance)
-    outgoing = _outgoing.trace(statics, instance, state)
+    outgoing = outgoing_program.trace(statics, instance, state)
     # The state's own secret has the same shapes, of which JAX would shorten float64.
     sent = outgoing.out_info._replace(secret=state.secret)
     received = host.delivered(statics, instance.arrays, sent.message)
@@ -251,7 +262,7 @@ def _open_release(tasks: Tasks, data: Inputs, instance: _Instance, place: Checkp
 
 
 def _functions(
-    plan: Plan, statics: Statics, instance: _Instance, storage: Storage | None = None
+    plan: Plan, statics: Statics, instance: Instance, storage: Storage | None = None
 ) -> Rounds:
     """The compiled functions of one plan and one seed; a release notes what it may have sent.
 
@@ -264,7 +275,7 @@ def _functions(
         if stored is None:
             state = _initial(statics, instance)
         else:
-            _check_form(stored, first)
+            check_form(stored, first)
             for leaf in jax.tree.leaves(stored.models):
                 _validate.finite_array("stored.models", leaf)
             state = stored._replace(secret=_secret_at(statics, instance, stored.round))
@@ -299,13 +310,13 @@ def _functions(
 
     def outgoing(state: State) -> Outgoing:
         _check_network(plan)
-        _check_form(state, first)
-        sent = _outgoing(statics, instance, state)
+        check_form(state, first)
+        sent = outgoing_program(statics, instance, state)
         note(state, sent.message, sent.metrics)
         return sent
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
-        _check_form(state, first)
+        check_form(state, first)
         _check_sent(sent)
         new = _incoming(statics, instance, state, sent, received)
         # The program has checked the form of what was received.
@@ -314,7 +325,7 @@ def _functions(
         return new
 
     def step(state: State) -> _Transition:
-        _check_form(state, first)
+        check_form(state, first)
         new, info = _step(statics, instance, state)
         note(state, info.messages, info.metrics)
         return new, info
@@ -322,7 +333,7 @@ def _functions(
     return Rounds(init, outgoing, incoming, step)
 
 
-def _check_form(state: State, first: State) -> None:
+def check_form(state: State, first: State) -> None:
     """Refuse a state of another form than the first one has.
 
     Guarantee: a release runs the programs that its key file is of. Other dtypes would compile
@@ -339,7 +350,7 @@ def _check_sent(sent: Outgoing) -> None:
         raise ValueError(f"sent is {type(sent).__name__}; give what outgoing returned")
 
 
-def _secret_at(statics: Statics, instance: _Instance, done: Array) -> Secret:
+def _secret_at(statics: Statics, instance: Instance, done: Array) -> Secret:
     """The secret of one plan and one seed after so many rounds."""
     # A run stacks its states over seeds and plans.
     arrays = jax.tree.map(lambda leaf: leaf[None], instance.arrays)
@@ -361,20 +372,20 @@ def _check_network(plan: Plan) -> None:
 
 
 @compiled()
-def _initial(statics: Statics, instance: _Instance) -> State:
+def _initial(statics: Statics, instance: Instance) -> State:
     start = first_leaves(first_leaves(instance.models))
     state = statics.initial(instance.arrays, start, instance.batch_key, instance.noise_key)
     return state._replace(secret=state.secret._replace(mark=instance.mark))
 
 
 @compiled()
-def _outgoing(statics: Statics, instance: _Instance, state: State) -> Outgoing:
+def outgoing_program(statics: Statics, instance: Instance, state: State) -> Outgoing:
     return _rounds(statics, instance).outgoing(state)
 
 
 @compiled()
 def _incoming(
-    statics: Statics, instance: _Instance, state: State, sent: Outgoing, received: Message
+    statics: Statics, instance: Instance, state: State, sent: Outgoing, received: Message
 ) -> State:
     expected = host.delivered(statics, instance.arrays, sent.message)
     host.check_delivered("received is", received, expected)
@@ -382,9 +393,9 @@ def _incoming(
 
 
 @compiled()
-def _incoming_of_agents(
+def incoming_of_agents(
     statics: Statics,
-    instance: _Instance,
+    instance: Instance,
     combine: Combine,
     state: State,
     sent: Outgoing,
@@ -395,11 +406,11 @@ def _incoming_of_agents(
 
 
 @compiled()
-def _step(statics: Statics, instance: _Instance, state: State) -> _Transition:
+def _step(statics: Statics, instance: Instance, state: State) -> _Transition:
     return _rounds(statics, instance).step(state)
 
 
-def _rounds(statics: Statics, instance: _Instance) -> Rounds:
+def _rounds(statics: Statics, instance: Instance) -> Rounds:
     """The functions, for states of the instance's mark and rounds up to the last one alone.
 
     Guarantee: of other states nothing is sent, and models become NaN. Their noise went out already,
@@ -467,19 +478,50 @@ def _mark(noise_key: PRNGKeyArray, agents: Sequence[int] = ()) -> PRNGKeyArray:
     return functools.reduce(fold_in, agents, fold_in(noise_key, _MARK))
 
 
-def _rounds_of_agents(
-    plan: Plan, problem: Problem, statics: Statics, instance: _Instance, agents: Sequence[int]
-) -> Rounds:
-    """The rounds of some agents, from values that hold nothing of the others.
+class Part(NamedTuple):
+    """Some agents' part of a plan: what is compiled, and the arguments of all rounds.
+
+    Attributes:
+        statics: Of these agents.
+        instance: Their records, rows of W and of the factor; the noise key is a throwaway one.
+        first: The state before the first round.
+        combine: What they make of received messages.
+        senders: For each of them the numbers of the others whose messages it receives.
+        guarantee: The plan's.
+    """
+
+    statics: Statics
+    instance: Instance
+    first: State
+    combine: Combine
+    senders: tuple[tuple[int, ...], ...]
+    guarantee: Guarantee
+
+    @property
+    def widest(self) -> int:
+        """The most senders of one of them."""
+        return max(map(len, self.senders))
+
+
+def part(plan: Plan, problem: Problem, seed: int, agents: Sequence[int]) -> Part:
+    """Return some agents' part of a plan, from values that hold nothing of the others.
 
     Guarantee: records, keys, rows of W and of the factor are arguments of the programs, which JAX
-    may store on disk for everybody.
+    may store on disk for everybody. None is of another agent.
+
+    Args:
+        plan: For all agents.
+        problem: With the records of all agents, or of these alone, in their order.
+        seed: As in `rounds`.
+        agents: Their numbers.
+
+    Raises:
+        ValueError: For a method, exchange, noise or sampler that needs all agents.
     """
+    tasks = arguments.check_run(plan, problem, [seed], agents)
     _check_network(plan)
     members = _validate.agents("agents", agents, maximum=plan.agents - 1)
-    if not members or len(set(members)) != len(members):
-        raise _validate.refusal("agents", agents, "give one or more, each once")
-    senders = [plan.senders[agent] for agent in members]
+    senders = tuple(plan.senders[agent] for agent in members)
     method = plan.method
     combine = method.exchange.for_agents(plan.mixing, members, senders)
     if not compatibility.by_agent(method) or combine is None:
@@ -492,6 +534,8 @@ def _rounds_of_agents(
             f"agents is {members} for sampler {plan.sampler}, whose rows may depend on the counts "
             "of others; leave agents out, or give a sampler of the package"
         )
+    inputs, instance, guarantee = _prepared(tasks)
+    statics = inputs.statics
     arrays: Arrays = rows_of(instance.arrays, members)
     # Their rows of W are in what combines messages.
     arrays = {name: array for name, array in arrays.items() if name != "mixing"}
@@ -507,7 +551,8 @@ def _rounds_of_agents(
         privatizer, arrays = noise
     numbers = Members(tuple(members), plan.agents)
     statics = statics._replace(agents=len(members), privatizer=privatizer, members=numbers)
-    data = _records_of(problem, members)._replace(frozen=instance.data.frozen)
+    places = members if problem.agents == plan.agents else range(len(members))
+    data = _records_of(problem, places)._replace(frozen=instance.data.frozen)
     own = instance._replace(
         arrays=arrays,
         data=data,
@@ -515,12 +560,19 @@ def _rounds_of_agents(
         models=jax.tree.map(lambda leaf: leaf[:, :, np.array(members)], instance.models),
     )
     first = _initial(statics, own)
-    # From the noise key follow keys of links between others, so the functions below do not keep
-    # it. Noise takes its keys from the state alone.
+    # From the noise key follow keys of links between others, so rounds do not keep it. Noise takes
+    # its keys from the state alone.
     own = own._replace(noise_key=keys.throwaway(1)[0])
     if not isinstance(combine, jax.tree_util.Partial):
         combine = jax.tree_util.Partial(combine)
-    widest = max(map(len, senders))
+    return Part(statics, own, first, combine, senders, guarantee)
+
+
+def _rounds_of_agents(own: Part) -> Rounds:
+    """The functions of some agents of a simulation."""
+    statics, instance, first, combine, _, _ = own
+    assert statics.members is not None
+    members = list(statics.members.numbers)
 
     def init(stored: State | None = None) -> State:
         if stored is not None:
@@ -532,15 +584,15 @@ def _rounds_of_agents(
         return jax.tree.map(jnp.copy, first)
 
     def outgoing(state: State) -> Outgoing:
-        _check_form(state, first)
-        return _outgoing(statics, own, state)
+        check_form(state, first)
+        return outgoing_program(statics, instance, state)
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
-        _check_form(state, first)
+        check_form(state, first)
         _check_sent(sent)
-        expected = shapes(sent.message, len(members), widest)
+        expected = shapes(sent.message, len(members), own.widest)
         host.check_delivered("received is", received, expected)
-        return _incoming_of_agents(statics, own, combine, state, sent, received)
+        return incoming_of_agents(statics, instance, combine, state, sent, received)
 
     def step(state: State) -> _Transition:
         raise ValueError(

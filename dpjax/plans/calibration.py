@@ -601,7 +601,10 @@ class _Coloured(Privatizer):
     rows: tuple[int, ...] | None = None
 
     def transformation(self, arrays: Arrays, key: PRNGKeyArray) -> optax.GradientTransformation:
-        """The noise of one plan; ``arrays["factor"]`` is its F [n, n], or the diagonal [n]."""
+        """The noise of one plan; ``arrays["factor"]`` is its F [n, n], or the diagonal [n].
+
+        A driver that draws the normals itself gives them as ``arrays["normals"]``.
+        """
         strategy = None if self.strategy is None else self.strategy.matrix
         return noise_.correlated(
             arrays["factor"],
@@ -610,6 +613,7 @@ class _Coloured(Privatizer):
             strategy=strategy,
             grid=self.grid,
             rows=self.rows,
+            given=arrays.get("normals"),
         )
 
     def for_agents(

@@ -17,7 +17,7 @@ it stays fixed.
 import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -58,6 +58,8 @@ _Past = tuple[tuple[Float[Array, "w n d"], ...], ...]
 _Added = tuple[list[Array], _Past]
 """Leaves with their noise, and the past noise."""
 _Real = Array | np.ndarray
+GivenNormals = Float[Array, "l q entries"]
+"""Normals of a group of leaves in some consecutive rounds."""
 
 _PACK = 65_536
 """The most entries of an agent in leaves that share one draw."""
@@ -95,6 +97,7 @@ def correlated(
     grid: float | None = None,
     spread: Callable[[Array], Array] | None = None,
     rows: AgentRows = None,
+    given: Sequence[GivenNormals] | None = None,
 ) -> GradientTransformation:
     """Add noise F Z_t to agent-stacked updates; with a strategy C over rounds, F (C^-1 Z)_t.
 
@@ -126,18 +129,20 @@ def correlated(
             None for a simulation.
         spread: A linear map over agents, of arrays [n, entries], that normals pass before the
             factor; None is the identity.
-        rows: For the noise of m agents alone, in a simulation: numbers of the q agents whose raw
-            normals it is made of. The factor is then [m, q] (a diagonal [m] of q = m), and updates
-            have m agents. None is all agents.
+        rows: For the noise of m agents alone: numbers of the q agents whose raw normals it is made
+            of. The factor is then [m, q] (a diagonal [m] of q = m), and updates have m agents. None
+            is all agents.
+        given: Normals in place of those of the key, [L, q, entries] for each group of leaves: round
+            t's at place t mod L, of all rounds that `dpjax.transforms.rounds.Route.drawn` names.
 
     Returns:
         An optax transformation with state `NoiseState`.
 
     Raises:
         ValueError: For another generator's key or an integer, a factor that is not square or not
-            finite, a strategy of the wrong shape, a grid that is no power of two or comes with
-            rows; in ``update``, for leaves without the n agents as their leading axis or of
-            another than floating dtype.
+            finite, a strategy of the wrong shape, a grid that is no power of two; in ``update``,
+            for rows with a grid and no given normals, given ones of another shape, and leaves
+            without the n agents as their leading axis or of another than floating dtype.
 
     Reference:
         Rodio et al., Whisper D-SGD, Algorithm 1; Denisov et al. (2022) for the strategy.
@@ -160,9 +165,6 @@ def correlated(
     released = grid is not None
     if grid is not None and not (0 < grid < math.inf and math.frexp(grid)[0] == 0.5):
         raise ValueError(f"grid is {grid}; give a power of two, or None for a simulation")
-    # The hardened draw counts all agents' normals, so it would give rows the normals of others.
-    if released and rows is not None:
-        raise ValueError(f"rows is {rows} with a grid, whose noise is of all agents; give one")
     precision = double_precision if released else contextlib.nullcontext
 
     def grouped(paths: _Paths) -> list[_Group]:
@@ -183,7 +185,13 @@ def correlated(
         with precision():
             for index, group in enumerate(grouped(paths)):
                 shape = (raw, group.entries)
-                draw = _draw(state.key, index, shape, group.dtype, released, rows)
+                if given is not None:
+                    draw = _taken(given[index], shape)
+                elif released and rows is not None:
+                    # The hardened draw counts all agents' normals, and would give those of others.
+                    raise ValueError(f"rows is {rows} with a grid, which needs given normals")
+                else:
+                    draw = _draw(state.key, index, shape, group.dtype, released, rows)
                 if route is None:
                     drawn = draw(state.round)
                 else:
@@ -782,6 +790,18 @@ def _groups(paths: _Paths, n: int, expected: str, wide: Any = None) -> list[_Gro
     return packed
 
 
+def group_sizes(payload: Updates) -> tuple[int, ...]:
+    """Entries of an agent in each group of leaves that share a draw of a release.
+
+    Args:
+        payload: Leaves [n, ...], or their shapes.
+    """
+    paths = tree_leaves_with_path(payload)
+    agents = len(paths[0][1])
+    packed = _groups(paths, agents, "the agents of the first leaf", np.float64)
+    return tuple(group.entries for group in packed)
+
+
 def _add_to_leaves(
     leaves: list[Array], group: _Group, noise: Array, grid: float | None = None
 ) -> None:
@@ -815,6 +835,13 @@ def _draw(
         return variates.normals(key_, shape, dtype, rows)
 
     return draw
+
+
+def _taken(given: GivenNormals, shape: tuple[int, int]) -> rounds_.NormalsOf:
+    """Normals of a group by round, among those that were given."""
+    if given.shape[1:] != shape:
+        raise ValueError(f"given has shape {given.shape}; give [rounds, {shape[0]}, {shape[1]}]")
+    return lambda round: lax.dynamic_index_in_dim(given, round % len(given), keepdims=False)
 
 
 def _draw_key(key: PRNGKeyArray, round: Integer, group: int) -> PRNGKeyArray:

@@ -64,9 +64,21 @@ class Route(NamedTuple):
         rounds, width = self.weights.shape
         if self.kind == "blocked":
             return jnp.zeros((rounds, *shape), dtype), jnp.zeros((BLOCK, *shape), dtype)
-        if self.kind == "moving" and width == 1 and np.prod(shape) >= _AGAIN:
+        if self._draws_again(shape):
             return ()
         return (jnp.zeros((width, *shape), dtype),)
+
+    def _draws_again(self, shape: Shape) -> bool:
+        """Whether the last round's numbers are drawn again in place of being kept."""
+        width = self.weights.shape[1]
+        return self.kind == "moving" and width == 1 and np.prod(shape) >= _AGAIN
+
+    def drawn(self, shape: Shape, t: int) -> range:
+        """The rounds whose normals `step` asks for in round t, for noise of a shape [n, d]."""
+        if self.kind == "blocked":
+            start = t - t % BLOCK
+            return range(start, start + BLOCK)
+        return range(t - self._draws_again(shape), t + 1)
 
     def step(self, draw: NormalsOf, buffers: _Buffers, t: Integer) -> tuple[Array, _Buffers]:
         """Noise of round t, from 0, and the past noise after it.

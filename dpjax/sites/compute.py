@@ -1,0 +1,300 @@
+"""A site's rounds: what it computes, with noise that it draws from secrets of its own.
+
+The rounds are those of `dpjax.rounds` for one agent of a release: its own records, its rows of W
+and of the noise's factor, in the same compiled programs. The normals alone come from elsewhere,
+from `dpjax.sites.noise`, and enter the programs as arguments.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from dpjax import _validate
+from dpjax._numerics import double_precision, shapes
+from dpjax._programs import compiled
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.engine import round as round_
+from dpjax.engine.step import NOT_FINITE, Metrics, Outgoing, Statics
+from dpjax.learning.problem import Problem
+from dpjax.plans.plan import Plan
+from dpjax.protocols import Memory, Message, Models, PublicState, State
+from dpjax.transforms import noise as noise_
+from dpjax.transforms import rounds as rounds_
+
+__all__ = ()
+
+_Normals: TypeAlias = tuple[Float[Array, "l rows entries"], ...]
+
+
+class Source(Protocol):
+    """What draws the normals of a secret, as `dpjax.sites.noise.SiteNoise` does."""
+
+    def normals(self, *, round: int, group: int, rows: int, entries: int) -> np.ndarray:
+        """Normals [rows, entries] of a round and a group of parameters."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What of a state a site keeps on disk; the noise behind it is drawn again.
+
+    Attributes:
+        models: Leaves [1, ...].
+        memory: What the method keeps beside them.
+        round: Rounds done.
+    """
+
+    models: Models
+    memory: Memory
+    round: int
+
+
+class SiteRounds:
+    """One site's rounds of a plan, stepped by a driver that stores and sends.
+
+    Guarantee: the plan's, for all messages of its rounds together, if the driver sends one message
+    of `outgoing` a round, or its bytes again. A message depends on the site's records through
+    clipped gradients, to which noise of the source is added in float64 on the plan's grid, round
+    by round at an address of its own. Nothing of another site's records, secrets or rows is in it.
+
+    Args:
+        plan: A plan with ``release=True``, for all sites.
+        problem: Of this site's records alone, as one agent; or of all sites.
+        site: The site's number.
+        rows: How many rows of normals each secret of the site's noise draws; `begin` has what
+            draws them.
+        seed: Public: of initial models and batches.
+
+    Raises:
+        ValueError: For a plan that is no release, and what `dpjax.rounds` refuses of some agents.
+
+    Attributes:
+        guarantee: What all rounds guarantee, finite precision included.
+        rounds: T.
+        averages: Whether models after the last round are averages of messages, so that averaging
+            on costs nothing.
+        senders: Numbers of the sites whose messages this one receives.
+        message: Shapes and dtypes of a message, leaves [1, ...].
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        problem: Problem,
+        site: int,
+        rows: Sequence[int],
+        *,
+        seed: int = 0,
+    ) -> None:
+        if not plan.config.release:
+            raise ValueError("plan has release=False, whose noise is not hardened; give True")
+        if plan.config.sampler.amplification() is not None:
+            raise ValueError(
+                f"plan has sampler {plan.config.sampler}, whose batches must stay secret from all "
+                "other sites; give Random, Cyclic or Full"
+            )
+        self._part = round_.part(plan, problem, seed, [site])
+        self._rows = tuple(rows)
+        self._sources: tuple[Source, ...] = ()
+        self.guarantee: Guarantee = self._part.guarantee
+        self.rounds = plan.config.rounds
+        self.averages = isinstance(plan.method, DSGD)
+        self._evaluation = problem.evaluation
+        self.senders = self._part.senders[0]
+        statics = self._part.statics
+        payload = jax.eval_shape(statics.method.payload, self._part.first.models)
+        self._sizes = noise_.group_sizes(payload)
+        strategy = plan.strategy
+        self._route = None if strategy is None else rounds_.route(strategy, self.rounds)
+        self._given: _Normals = ()
+        self._given_rounds: range | None = None
+        # Nothing is drawn yet: a program is traced for shapes alone.
+        with double_precision():
+            zeros = tuple(jnp.zeros(group.shape) for group in self._groups(0))
+        traced = self._with(zeros)
+        outgoing = round_.outgoing_program.trace(statics, traced, self._part.first)
+        self.message: Message = shapes(outgoing.out_info.message, 1)
+
+    def begin(self, sources: Sequence[Source]) -> None:
+        """Take what draws the normals, once the run has a name.
+
+        Args:
+            sources: As many as ``rows``.
+        """
+        self._sources = tuple(sources)
+
+    def init(self) -> State:
+        """The state before the first round."""
+        # The caller may donate them.
+        return jax.tree.map(jnp.copy, self._part.first)
+
+    def restored(self, stored: Stored) -> State:
+        """A state of which models and memory were stored, with the noise behind it drawn again.
+
+        Args:
+            stored: As `stored` returned it.
+
+        Raises:
+            ValueError: For models of another form, and those that are not finite.
+        """
+        state = self.init()._replace(
+            models=jax.tree.map(jnp.asarray, stored.models),
+            memory=jax.tree.map(jnp.asarray, stored.memory),
+        )
+        round_.check_form(state, self._part.first)
+        for leaf in jax.tree.leaves(state.models):
+            _validate.finite_array("stored.models", leaf)
+        secret = state.secret
+        # After the last round no noise is needed, and the secret may be gone.
+        for done in range(stored.round if stored.round < self.rounds else 0):
+            added = _after(self._part.statics, self._instance(done), state.models, secret.noise)
+            secret = secret._replace(noise=added)
+        return state._replace(secret=secret, round=jnp.int32(stored.round))
+
+    def stored(self, state: State) -> Stored:
+        """What to store of a state, on the host.
+
+        Args:
+            state: After a round.
+        """
+        models, memory = jax.device_get((state.models, state.memory))
+        return Stored(models, memory, int(state.round))
+
+    def outgoing(self, state: State) -> Outgoing:
+        """The round up to its message, with the site's noise.
+
+        Args:
+            state: Before the round.
+
+        Raises:
+            ValueError: For a round past the last, and a message that is not finite.
+        """
+        round_.check_form(state, self._part.first)
+        done = int(state.round)
+        if done >= self.rounds:
+            raise ValueError(f"state.round is {done}, so all {self.rounds} messages are sent")
+        sent: Outgoing = round_.outgoing_program(self._part.statics, self._instance(done), state)
+        if sent.metrics[NOT_FINITE]:
+            raise ValueError(
+                "state has a message that is not finite, and nothing goes out: models diverged; "
+                "plan again with a smaller step size. The end by this error is an output that no "
+                "epsilon covers"
+            )
+        return sent
+
+    def incoming(self, state: State, sent: Outgoing, received: Mapping[int, Message]) -> State:
+        """The round from its message on.
+
+        Args:
+            state: Before the round.
+            sent: Of `outgoing`.
+            received: By the sender's number, the message that it sent, leaves [1, ...].
+        """
+        together = self._together(received)
+        instance = self._instance(int(state.round))
+        part = self._part
+        return round_.incoming_of_agents(
+            part.statics, instance, part.combine, state, sent, together
+        )
+
+    def averaged(self, state: State, received: Mapping[int, Models]) -> State:
+        """One average of models without noise, after the last round.
+
+        Args:
+            state: After all rounds.
+            received: By the sender's number, its models.
+        """
+        value = self._part.combine(state.round, state.models, self._together(received))
+        return state._replace(models=value, round=state.round + 1)
+
+    def metrics(self, state: State) -> Metrics:
+        """Metrics of the models on the site's own held-out records; private to the site.
+
+        Args:
+            state: After a round.
+        """
+        statics = self._part.statics
+        models = statics.method.measured(PublicState(state.models, state.memory))
+        return statics.metrics(models, self._evaluation)
+
+    def released(self, state: State) -> Models:
+        """What may be published: a function of messages alone.
+
+        Args:
+            state: After a round.
+        """
+        method = self._part.statics.method
+        return method.released(PublicState(state.models, state.memory))
+
+    def _together(self, received: Mapping[int, Message]) -> Message:
+        """Messages of all senders as one tree, leaves [1, senders, ...]."""
+        messages = [received[sender] for sender in self.senders]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *messages)
+
+    def _instance(self, done: int) -> round_.Instance:
+        """The arguments of a round's programs, its normals among them."""
+        groups = self._groups(done)
+        needed = groups[0].rounds
+        if needed != self._given_rounds:
+            with double_precision():
+                self._given = tuple(self._drawn(group) for group in groups)
+            self._given_rounds = needed
+        return self._with(self._given)
+
+    def _with(self, normals: _Normals) -> round_.Instance:
+        instance = self._part.instance
+        return instance._replace(arrays={**instance.arrays, "normals": normals})
+
+    def _groups(self, done: int) -> "list[_Group]":
+        """The normals that a round is made of. All groups need those of equally many rounds."""
+        shapes_of_groups = [(sum(self._rows), entries) for entries in self._sizes]
+        rounds = range(done, done + 1)
+        if self._route is not None:
+            # The widest decides: what is drawn and not read does no harm.
+            drawn = [self._route.drawn(shape, done) for shape in shapes_of_groups]
+            rounds = max(drawn, key=len)
+        return [_Group(number, rounds, *shape) for number, shape in enumerate(shapes_of_groups)]
+
+    def _drawn(self, group: "_Group") -> Array:
+        """Normals of a group, those of round t at place t modulo the number of rounds."""
+        places = np.zeros(group.shape)
+        for round in group.rounds:
+            # Of rounds that there are not, weights are zero.
+            if not 0 <= round < self.rounds:
+                continue
+            parts = []
+            for source, rows in zip(self._sources, self._rows, strict=True):
+                address = {"round": round, "group": group.number}
+                parts.append(source.normals(**address, rows=rows, entries=group.entries))
+            places[round % len(group.rounds)] = np.concatenate(parts)
+        return jnp.asarray(places)
+
+
+class _Group(NamedTuple):
+    """Normals that a group of leaves needs in a round."""
+
+    number: int
+    rounds: range
+    rows: int
+    entries: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the array of them."""
+        return len(self.rounds), self.rows, self.entries
+
+
+@compiled()
+def _after(
+    statics: Statics, instance: round_.Instance, models: Models, noise: noise_.NoiseState
+) -> noise_.NoiseState:
+    """The noise's state after one more round; what it was added to does not matter."""
+    transformation = statics.transformation(instance.arrays, instance.noise_key)
+    payload = statics.method.payload(models)
+    _, after = transformation.update(payload, noise)
+    return after

@@ -1,0 +1,250 @@
+"""What sites say to each other, and its bytes: what is not exactly one of these is refused.
+
+Presence      a site's nonce and what it takes part in, signed; handed on to all sites
+Greeting      in the hello: a presence, the run, and the last message of the other end
+RoundMessage  the one message of a round, signed
+Receipt       that a message is on the receiver's disk
+Headers       who sent which digest in which round, signed by the senders; handed on
+Finished      that a site has all that it needs, and all have what it sent
+Refusal       why something was refused
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias, TypeVar, get_args, get_type_hints
+
+from dpjax.encoding.stream import library
+from dpjax.sites.identity import Identity, Refused, Roster
+
+__all__ = ()
+
+PROTOCOL = 1
+"""Changed with the messages or the hello."""
+_LONGEST_TEXT = 1000
+_T = TypeVar("_T")
+
+
+class Presence(NamedTuple):
+    """Who takes part, in what: equal terms at all sites are what they agree on.
+
+    Attributes:
+        name: The site.
+        nonce: 32 bytes that it drew with its folder.
+        terms: Pairs of an item and its digest or text, in order.
+        signature: Of the site, over `content`.
+    """
+
+    name: str
+    nonce: bytes
+    terms: tuple[tuple[str, str], ...]
+    signature: bytes
+
+    @property
+    def content(self) -> bytes:
+        """What is signed."""
+        return _packed([self.name, self.nonce, [list(term) for term in self.terms]])
+
+
+class Header(NamedTuple):
+    """That a site sent a payload of some digest in a round.
+
+    Attributes:
+        sender: The site.
+        round: Of the phase.
+        digest: SHA-256 of the payload.
+        signature: Of the sender, over `header_content`.
+    """
+
+    sender: str
+    round: int
+    digest: bytes
+    signature: bytes
+
+
+class Greeting(NamedTuple):
+    """A site's part of the hello.
+
+    Attributes:
+        presence: Its own.
+        run: The run that it is in; empty before all presences are there.
+        shown: The header of the last message of the other end that it has, or nothing.
+    """
+
+    presence: Presence
+    run: bytes
+    shown: tuple[Header, ...]
+
+
+class Presences(NamedTuple):
+    """Presences of some sites."""
+
+    presences: tuple[Presence, ...]
+
+
+class RoundMessage(NamedTuple):
+    """A round's message.
+
+    Attributes:
+        round: Of the phase.
+        payload: Its numbers.
+        signature: As in its `Header`.
+    """
+
+    round: int
+    payload: bytes
+    signature: bytes
+
+    def header(self, sender: str) -> Header:
+        """What others are shown of it.
+
+        Args:
+            sender: Who sent it.
+        """
+        return Header(sender, self.round, hashlib.sha256(self.payload).digest(), self.signature)
+
+
+class Receipt(NamedTuple):
+    """That a message is on the receiver's disk."""
+
+    round: int
+    digest: bytes
+
+
+class Headers(NamedTuple):
+    """What a site has received, for those who did not."""
+
+    headers: tuple[Header, ...]
+
+
+class Finished(NamedTuple):
+    """That a site needs nothing more of anybody, nor anybody of it."""
+
+    round: int
+
+
+class Refusal(NamedTuple):
+    """Why a message was refused."""
+
+    reason: str
+
+
+Said: TypeAlias = Greeting | Presences | RoundMessage | Receipt | Headers | Finished | Refusal
+_KINDS: tuple[type, ...] = get_args(Said)
+
+
+def encoded(said: Said) -> bytes:
+    """Return a message as bytes.
+
+    Args:
+        said: Any of the messages.
+    """
+    return _packed([_KINDS.index(type(said)), said])
+
+
+def decoded(data: bytes) -> Said:
+    """Return the message that the bytes are.
+
+    Args:
+        data: Of another site.
+
+    Raises:
+        Refused: For anything else than what `encoded` returned.
+    """
+    try:
+        plain = library("msgpack").unpackb(data, raw=False, use_list=True, strict_map_key=True)
+    except Exception as error:
+        # msgpack has no common class for what it may raise.
+        raise Refused(f"bytes are no message: {type(error).__name__}") from None
+    if type(plain) is not list or len(plain) != 2 or type(plain[0]) is not int:
+        raise Refused("bytes are no message")
+    number, fields = plain
+    if not 0 <= number < len(_KINDS):
+        raise Refused(f"bytes are a message of kind {number}, which there is not")
+    kind = _KINDS[number]
+    said: Said = _built(kind, fields, kind.__name__)
+    return said
+
+
+def message_content(run: bytes, phase: int, header: Header) -> bytes:
+    """What a sender signs of a round's message.
+
+    Args:
+        run: 32 bytes.
+        phase: Number of the plan among those of a project.
+        header: Its signature is not read.
+    """
+    return _packed([run, phase, header.round, header.digest])
+
+
+def signed_presence(identity: Identity, nonce: bytes, terms: Mapping[str, str]) -> Presence:
+    """Return a site's own presence.
+
+    Args:
+        identity: The site's.
+        nonce: 32 bytes.
+        terms: What it takes part in.
+    """
+    bare = Presence(identity.name, nonce, tuple(sorted(terms.items())), b"")
+    return bare._replace(signature=identity.sign("presence", bare.content))
+
+
+def check_presence(presence: Presence, roster: Roster) -> None:
+    """Refuse a presence that its site did not sign.
+
+    Args:
+        presence: Of anybody.
+        roster: Names and keys.
+
+    Raises:
+        Refused: For a name that is not on the roster, another nonce or a false signature.
+    """
+    name = presence.name
+    signed = name in roster and roster.verify(
+        name, "presence", presence.content, presence.signature
+    )
+    if not signed or len(presence.nonce) != 32:
+        raise Refused("a presence is not signed by the site that it names")
+
+
+def run_of(presences: Mapping[str, Presence], digest: str) -> bytes:
+    """Return the name of a run: a digest of the plan and of one nonce of every site.
+
+    Args:
+        presences: Of all sites, by name.
+        digest: The plan's.
+    """
+    nonces = [[name, presences[name].nonce] for name in sorted(presences)]
+    return hashlib.sha256(_packed(["dpjax run", digest, nonces])).digest()
+
+
+def _packed(plain: object) -> bytes:
+    return bytes(library("msgpack").packb(plain))
+
+
+def _built(kind: type, value: object, place: str) -> object:
+    """A value of an annotated type, whose parts are checked one by one."""
+    if kind in (int, str, bytes):
+        # type, not isinstance: True is an int.
+        valid = type(value) is kind
+        if kind is int:
+            valid = valid and 0 <= value < 2**31
+        if kind is str:
+            valid = valid and len(value) <= _LONGEST_TEXT
+        if not valid:
+            raise Refused(f"{place} is no valid {kind.__name__}")
+        return value
+    if type(value) is not list:
+        raise Refused(f"{place} is no list")
+    names = getattr(kind, "_fields", None)
+    if names is not None:
+        hints = get_type_hints(kind)
+        if len(value) != len(names):
+            raise Refused(f"{place} has {len(value)} parts, not {len(names)}")
+        parts = zip(names, value, strict=True)
+        return kind(*(_built(hints[name], part, f"{place}.{name}") for name, part in parts))
+    inner = get_args(kind)
+    if inner[-1] is Ellipsis:
+        return tuple(_built(inner[0], part, place) for part in value)
+    if len(value) != len(inner):
+        raise Refused(f"{place} has {len(value)} parts, not {len(inner)}")
+    return tuple(_built(of, part, place) for of, part in zip(inner, value, strict=True))
