@@ -21,7 +21,6 @@ __all__ = ()
 PROTOCOL = 1
 """Changed with the messages or the hello."""
 _LONGEST_TEXT = 1000
-_T = TypeVar("_T")
 
 
 class Presence(NamedTuple):
@@ -129,6 +128,7 @@ class Refusal(NamedTuple):
 
 
 Said: TypeAlias = Greeting | Presences | RoundMessage | Receipt | Headers | Finished | Refusal
+SaidT = TypeVar("SaidT", bound=Said)
 _KINDS: tuple[type, ...] = get_args(Said)
 
 

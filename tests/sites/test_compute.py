@@ -1,6 +1,6 @@
 """A site's rounds: the plan's, with its own noise and records, and nothing of others."""
 
-import dataclasses
+import functools
 from collections.abc import Mapping
 
 import jax
@@ -11,7 +11,7 @@ import pytest
 import dpjax as dp
 from dpjax.engine.step import State
 from dpjax.models import linear
-from dpjax.sites.compute import SiteRounds, Stored
+from dpjax.sites.compute import SiteRounds
 from dpjax.sites.noise import SiteNoise
 from dpjax.transforms import noise as noise_
 
@@ -22,7 +22,8 @@ ROUNDS = 40
 RUN = bytes(range(1, 33))
 
 
-def problem_of(sites: list[int]) -> dp.Problem:
+@functools.cache
+def problem_of(*sites: int) -> dp.Problem:
     """Records of some sites, which are made of their numbers."""
     xs = []
     ys = []
@@ -61,7 +62,7 @@ def source_of(plan: dp.Plan, site: int) -> tuple[SiteNoise, int]:
 
 def site_of(plan: dp.Plan, site: int) -> SiteRounds:
     source, rows = source_of(plan, site)
-    rounds = SiteRounds(plan, problem_of([site]), site, [rows])
+    rounds = SiteRounds(plan, problem_of(site), site, [rows])
     rounds.begin([source])
     return rounds
 
@@ -113,7 +114,7 @@ def test_sites_train_the_models_of_a_run_with_their_noise(
         return lambda round: jnp.asarray(values)[round]
 
     monkeypatch.setattr(noise_, "_draw", draw)
-    rounds = dp.rounds(plan, problem_of(range(SITES)), key_file=tmp_path / "key")
+    rounds = dp.rounds(plan, problem_of(*range(SITES)), key_file=tmp_path / "key")
     state = rounds.init()
     for _ in range(ROUNDS):
         state, _ = rounds.step(state)

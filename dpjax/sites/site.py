@@ -1,0 +1,755 @@
+"""One process a site: it computes, stores, sends, receives and absorbs, round by round.
+
+`Site` is the loop. It is one thread, which alone writes to the folder; the channel's threads ask it
+for greetings, which it answers under a lock. What is sent is on disk before; what is received is on
+disk before its receipt goes out. The page 'Sites' of the manual's part for developers has the
+states of a round, and what a kill leaves at each.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeAlias
+
+import jax
+import numpy as np
+
+from dpjax import _files, _validate
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.engine.step import Metrics, Outgoing
+from dpjax.learning.problem import Problem
+from dpjax.plans import calibration
+from dpjax.plans.calibration import Factored
+from dpjax.plans.plan import Plan
+from dpjax.protocols import Message, Models, State, Tree
+from dpjax.sites import wire
+from dpjax.sites.channel import Channel, Event
+from dpjax.sites.compute import SiteRounds, Stored
+from dpjax.sites.identity import Identity, Refused, Roster
+from dpjax.sites.noise import SiteNoise
+from dpjax.sites.store import Audit, Damaged, Folder, Log
+
+__all__ = ["MustLeave", "Site"]
+
+_log = logging.getLogger("dpjax.sites")
+_TICK = 0.2
+"""Seconds after which a waiting site looks for what else there is to do."""
+_Presences: TypeAlias = dict[str, wire.Presence]
+
+
+class MustLeave(ValueError):
+    """The site cannot go on without the danger of sending a round twice; nothing was sent."""
+
+
+class Agreement(Protocol):
+    """What all sites agree on, as `dpjax.sites.project.Project` has it."""
+
+    plan: Plan
+    names: tuple[str, ...]
+    roster: Roster
+    seed: int
+    digest: str
+    average_rounds: int
+
+    def terms(self) -> Mapping[str, str]:
+        """What sites compare: items, each with its digest or text."""
+
+
+class RoundDone(NamedTuple):
+    """What a site knows after a round; metrics are its own, and not private.
+
+    Attributes:
+        round: Rounds done.
+        metrics: Of the round's query, and of the models on held-out records where measured.
+    """
+
+    round: int
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long a site waits, in seconds.
+
+    Attributes:
+        late: After this long, who is waited for is named in the log, again and again.
+        linger: How long a site that is done stays for those that are not.
+
+    Example:
+        >>> from dpjax.sites.site import Waits
+        >>> Waits(late=5.0).linger
+        60.0
+    """
+
+    late: float = 60.0
+    linger: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time."""
+        _validate.fields(self, _validate.positive, "late", "linger")
+
+
+@dataclass
+class _Neighbour:
+    """What a site knows of one of its neighbours.
+
+    Attributes:
+        name: The neighbour.
+        number: Its number in the plan.
+        sends: Whether this site receives its messages.
+        hears: Whether it receives this site's.
+        met: Whether a session has been opened since this process began.
+        live: Whether one is open now.
+        acknowledged: The last round of this site's that it has on disk.
+        finished: Whether it needs nothing more.
+        backlog: What is to be said to it next.
+    """
+
+    name: str
+    number: int
+    sends: bool
+    hears: bool
+    met: bool = False
+    live: bool = False
+    acknowledged: int = -1
+    finished: bool = False
+    backlog: deque[bytes] = field(default_factory=deque)
+
+
+class Site:
+    """One site of a run.
+
+    Guarantee: what `Site.guarantee` states, for this site's records, against a participant that
+    sees every message of every site, whatever others send. One message a round leaves, the same
+    bytes however often the process is killed, each with noise of an address of its own. It holds
+    if nobody copies the folder, or starts from an older copy of it while none of the neighbours
+    that answer has a later message; and if the secret stays secret.
+
+    Args:
+        agreement: The project that all sites compare.
+        problem: Of this site's own records, as one agent.
+        identity: The site's name and key.
+        channel: To its neighbours.
+        folder: Of this run, on a local disk; made where there is none.
+        secret: Of the site's group, where noise is correlated between sites; None draws one.
+        waits: Times.
+
+    Raises:
+        ValueError: For a name that is not in the project, a key that is not the roster's, a folder
+            of another project, and what the plan cannot do at sites.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        problem: Problem,
+        identity: Identity,
+        channel: Channel,
+        folder: _files.PathLike,
+        *,
+        secret: bytes | None = None,
+        waits: Waits | None = None,
+    ) -> None:
+        self.agreement = agreement
+        self.name = identity.name
+        self.waits = waits or Waits()
+        self._identity = identity
+        self._channel = channel
+        self._guard = threading.RLock()
+        names = agreement.names
+        if self.name not in names:
+            raise ValueError(f"name is {self.name!r}, which is none of {', '.join(names)}")
+        if identity.public_key not in agreement.roster.accepted(self.name):
+            raise ValueError(
+                f"key of {self.name} is another than the project's; renew the certificate with "
+                "the key that the project pins"
+            )
+        self._number = names.index(self.name)
+        self._members = _group_of(agreement.plan, self._number)
+        if (secret is None) == (len(self._members) > 1):
+            others = ", ".join(names[member] for member in self._members)
+            raise ValueError(
+                f"secret is {'missing' if secret is None else 'given'} for noise of {others}; give "
+                "the file of a group's secret where there is a group, and only there"
+            )
+        self._group_secret = secret
+        self.compute = SiteRounds(
+            agreement.plan, problem, self._number, [len(self._members)], seed=agreement.seed
+        )
+        if agreement.average_rounds and not self.compute.averages:
+            raise ValueError(
+                f"average_rounds is {agreement.average_rounds} for method {agreement.plan.method}, "
+                "whose last models are no averages of messages; give 0"
+            )
+        self._last = self.compute.rounds + agreement.average_rounds
+        self._neighbours = _neighbours_of(agreement, self._number)
+        self._folder = Folder(folder)
+        self._open_folder()
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What all rounds guarantee, finite precision included."""
+        insecure = bool(getattr(self._channel, "insecure", False))
+        return self.compute.guarantee.replace(sites=True, insecure=insecure)
+
+    @property
+    def round(self) -> int:
+        """Rounds absorbed."""
+        return self._round
+
+    def _open_folder(self) -> None:
+        """Read what an earlier process has stored."""
+        folder = self._folder
+        self._audit = Audit(folder)
+        nonce = folder.drawn("nonce")
+        own = wire.signed_presence(self._identity, nonce, self.agreement.terms())
+        self._presences: _Presences = {self.name: own}
+        self._run = b""
+        self._log = Log(folder)
+        self._unkept: list[wire.Header] = []
+        self._arrived: dict[tuple[str, int], Message] = {}
+        self._doubt: str | None = None
+        self._evidence: tuple[wire.Header, wire.Header] | None = None
+        self._state: State | None = None
+        self._round = 0
+        begun = folder.read("run")
+        if begun is not None:
+            self._resume(begun)
+
+    def _resume(self, begun: bytes) -> None:
+        """Take up the run that the folder is of."""
+        said = _whole(begun, wire.Presences, "run")
+        presences = {presence.name: presence for presence in said.presences}
+        own = self._presences[self.name]
+        stored = presences.get(self.name, own)
+        differing = _differences(stored.terms, own.terms)
+        if differing:
+            raise ValueError(
+                f"folder is {str(self._folder.path)!r}, of a run that differs in {differing}; "
+                "restore these, or name another folder for another project"
+            )
+        if stored.nonce != own.nonce or set(presences) != set(self.agreement.names):
+            raise MustLeave(f"{self._folder.path} is not of one run; this site must leave")
+        self._presences = presences
+        if self._folder.read("state") is not None:
+            self._stored = _restored(self._folder.path / "state", self.compute)
+            self._round = self._stored.round
+        self._name_run()
+        for name in self._folder.names("sent"):
+            message = self._stored_message(f"sent/{name}", self.name)
+            self._note(message.header(self.name))
+        for name in self._folder.names("received"):
+            _, _, sender = name.partition(".")
+            message = self._stored_message(f"received/{name}", sender)
+            self._note(message.header(sender))
+            if message.round < self._round:
+                self._folder.delete(f"received/{name}")
+            else:
+                self._arrived[sender, message.round] = self._opened(message)
+
+    def _stored_message(self, name: str, sender: str) -> wire.RoundMessage:
+        """A message of a file, whose signature still holds."""
+        content = self._folder.read(name)
+        said = _whole(content or b"", wire.RoundMessage, name)
+        if not self._is_signed(said.header(sender)):
+            raise Damaged(
+                f"{self._folder.path / name} is damaged, and may be out already; this site must "
+                "leave"
+            )
+        return said
+
+    def _is_signed(self, header: wire.Header) -> bool:
+        content = wire.message_content(self._run, 0, header)
+        return self.agreement.roster.verify(header.sender, "message", content, header.signature)
+
+    def _name_run(self) -> None:
+        """Name the run, and take the noise that is drawn for it."""
+        self._run = wire.run_of(self._presences, self.agreement.digest)
+        if self._round < self.compute.rounds:
+            secret = self._group_secret or self._folder.drawn("secret")
+            members = ",".join(self.agreement.names[member] for member in self._members)
+            self.compute.begin([SiteNoise(secret, run=self._run, holder=members)])
+
+    def run(self, callback: Callable[[RoundDone], None] | None = None) -> Models:
+        """Take part to the end, and return what may be published.
+
+        Args:
+            callback: Called after every round.
+
+        Raises:
+            MustLeave: Where going on might send a round twice.
+        """
+        for done in self.rounds():
+            if callback is not None:
+                callback(done)
+        assert self._state is not None
+        return self.compute.released(self._state)
+
+    def rounds(self) -> Iterator[RoundDone]:
+        """Take part, round by round; what is behind a ``yield`` is on disk.
+
+        Raises:
+            MustLeave: Where going on might send a round twice.
+        """
+        self._channel.open(self._greeting, self._check)
+        try:
+            self._wait(lambda: bool(self._run), self._absent)
+            # Before anything is computed, each neighbour shows what it has of this site's.
+            self._wait(lambda: all(peer.met for peer in self._neighbours.values()), self._unmet)
+            self._load()
+            while self._round < self._last:
+                metrics = self._step()
+                yield RoundDone(self._round, metrics)
+            self._finish()
+        finally:
+            self._channel.close()
+
+    def close(self) -> None:
+        """End the sessions, and let other processes have the folder."""
+        self._channel.close()
+        self._folder.close()
+
+    # One round.
+
+    def _load(self) -> None:
+        """The state that the folder has, or the first one."""
+        if self._state is None:
+            begun = self._round > 0
+            self._state = self.compute.restored(self._stored) if begun else self.compute.init()
+
+    def _step(self) -> Metrics:
+        """Compute, store, send, receive and absorb one round."""
+        state = self._state
+        assert state is not None
+        sent, message = self._computed(state)
+        data = wire.encoded(message)
+        for peer in self._neighbours.values():
+            if peer.hears and peer.acknowledged < self._round and peer.live:
+                peer.backlog.append(data)
+        self._wait(self._is_complete, self._missing)
+        received = {}
+        for peer in self._neighbours.values():
+            if peer.sends:
+                received[peer.number] = self._arrived[peer.name, self._round]
+        if sent is None:
+            new = self.compute.averaged(state, received)
+        else:
+            new = self.compute.incoming(state, sent, received)
+        self._absorb(new)
+        return {} if sent is None else sent.metrics
+
+    def _computed(self, state: State) -> tuple[Outgoing | None, wire.RoundMessage]:
+        """The round's message: the stored one, or a new one that is stored now."""
+        name = f"sent/{self._round}"
+        content = self._folder.read(name)
+        if self._doubt is not None:
+            raise MustLeave(self._doubt)
+        sent: Outgoing | None = None
+        numbers: Tree = state.models
+        if self._round < self.compute.rounds:
+            sent = self.compute.outgoing(state)
+            numbers = sent.message
+        if content is None:
+            payload = _bytes_of(numbers)
+            bare = wire.RoundMessage(self._round, payload, b"")
+            to_sign = wire.message_content(self._run, 0, bare.header(self.name))
+            message = bare._replace(signature=self._identity.sign("message", to_sign))
+            self._store(name, message)
+        else:
+            message = self._stored_message(name, self.name)
+        if sent is not None:
+            # What others have, should another library or machine compute other last bits.
+            sent = sent._replace(message=self._opened(message))
+        return sent, message
+
+    def _store(self, name: str, message: wire.RoundMessage) -> None:
+        """Put a message on disk, from where alone it is sent; from now on its round is spent."""
+        header = message.header(self.name)
+        with self._guard:
+            if self._log.get(self.name, self._round) is not None:
+                raise MustLeave(
+                    f"round {self._round} of this folder was sent already, and its message is "
+                    "gone; this site must leave"
+                )
+            self._folder.create(name, wire.encoded(message))
+            self._note(header)
+        self._audit.note("stored", round=self._round, digest=header.digest.hex())
+
+    def _is_complete(self) -> bool:
+        """Whether a round is on all disks where it must be."""
+        for peer in self._neighbours.values():
+            if peer.hears and peer.acknowledged < self._round:
+                return False
+            if peer.sends and (peer.name, self._round) not in self._arrived:
+                return False
+        return True
+
+    def _absorb(self, new: State) -> None:
+        """Put the next state on disk, then let go of the messages that it is made of."""
+        done = self._round
+        with self._guard:
+            self._log.keep(self._unkept)
+            self._unkept = []
+        stored = self.compute.stored(new)
+        self._folder.replace("state", _packed(stored))
+        self._audit.note("absorbed", round=done)
+        self._state = new
+        self._round = stored.round
+        self._folder.delete(f"sent/{done}")
+        for peer in self._neighbours.values():
+            if peer.sends:
+                del self._arrived[peer.name, done]
+                self._folder.delete(f"received/{done}.{peer.name}")
+        if self._round == self.compute.rounds:
+            # All have the last message with noise.
+            self._folder.delete("secret")
+
+    def _finish(self) -> None:
+        """Stay until all neighbours are done, or for the time of lingering."""
+        finished = wire.encoded(wire.Finished(self._round))
+        for peer in self._neighbours.values():
+            peer.backlog.append(finished)
+        end = time.monotonic() + self.waits.linger
+
+        def is_over() -> bool:
+            waiting = [peer for peer in self._neighbours.values() if not peer.finished]
+            return not waiting or time.monotonic() > end
+
+        self._wait(is_over, lambda: [])
+        for peer in self._neighbours.values():
+            if not peer.finished:
+                _log.warning("%s is not done yet; start this site again if it needs it", peer.name)
+        self._flush()
+
+    # What is heard.
+
+    def _wait(self, reached: Callable[[], bool], missing: Callable[[], list[str]]) -> None:
+        """Handle events until something is reached, naming those who are late."""
+        late = time.monotonic() + self.waits.late
+        while not reached():
+            if self._doubt is not None:
+                self._audit.note("stopped", reason=self._doubt)
+                raise MustLeave(self._doubt)
+            self._flush()
+            event = self._channel.receive(_TICK)
+            if event is not None:
+                self._handle(event)
+            if time.monotonic() > late:
+                late = time.monotonic() + self.waits.late
+                _log.warning("round %d waits for %s", self._round, "; ".join(missing()))
+
+    def _absent(self) -> list[str]:
+        return [name for name in self.agreement.names if name not in self._presences]
+
+    def _unmet(self) -> list[str]:
+        return [f"a session with {peer.name}" for peer in self._neighbours.values() if not peer.met]
+
+    def _missing(self) -> list[str]:
+        """Who has not sent, or not acknowledged."""
+        texts = []
+        for peer in self._neighbours.values():
+            if peer.sends and (peer.name, self._round) not in self._arrived:
+                texts.append(f"the message of {peer.name}")
+            if peer.hears and peer.acknowledged < self._round:
+                texts.append(f"the receipt of {peer.name}")
+        return texts
+
+    def _flush(self) -> None:
+        """Say what is to be said, as far as sessions take it."""
+        for peer in self._neighbours.values():
+            while peer.backlog and self._channel.send(peer.name, peer.backlog[0]):
+                peer.backlog.popleft()
+
+    def _handle(self, event: Event) -> None:
+        """One event of the channel."""
+        peer = self._neighbours.get(event.peer)
+        if peer is None:
+            return
+        with self._guard:
+            if event.kind == "opened":
+                peer.live = peer.met = True
+                self._welcome(peer)
+            elif event.kind == "closed":
+                peer.live = False
+                peer.backlog.clear()
+            elif event.kind == "message":
+                try:
+                    self._take(peer, wire.decoded(event.data))
+                except Refused as refusal:
+                    reason = f"{self.name} refuses what {peer.name} sent: {refusal}"
+                    _log.warning("%s", reason)
+                    self._audit.note("refused", peer=peer.name, reason=str(refusal))
+                    peer.backlog.append(wire.encoded(wire.Refusal(reason)))
+
+    def _welcome(self, peer: _Neighbour) -> None:
+        """Say to a new session what the last one may have lost."""
+        peer.backlog.clear()
+        peer.backlog.append(wire.encoded(wire.Presences(tuple(self._presences.values()))))
+        if not self._run:
+            return
+        recent = [header for header in self._log if header.round >= self._round - 1]
+        peer.backlog.append(wire.encoded(wire.Headers(tuple(recent))))
+        content = self._folder.read(f"sent/{self._round}")
+        if peer.hears and content is not None and peer.acknowledged < self._round:
+            peer.backlog.append(content)
+        if self._round == self._last:
+            peer.backlog.append(wire.encoded(wire.Finished(self._round)))
+
+    def _take(self, peer: _Neighbour, said: wire.Said) -> None:
+        """What a neighbour said."""
+        if isinstance(said, wire.Presences):
+            self._take_presences(peer, said)
+        elif isinstance(said, wire.Refusal):
+            _log.warning("%s: %s", peer.name, said.reason)
+        elif not self._run:
+            raise Refused("the run has not begun here")
+        elif isinstance(said, wire.RoundMessage):
+            self._take_message(peer, said)
+        elif isinstance(said, wire.Receipt):
+            own = self._log.get(self.name, said.round)
+            if own is None or own.digest != said.digest:
+                raise Refused(f"a receipt of round {said.round} for what this site did not send")
+            peer.acknowledged = max(peer.acknowledged, said.round)
+        elif isinstance(said, wire.Headers):
+            new = [header for header in said.headers if self._is_news(header)]
+            self._hand_on(peer, new)
+        elif isinstance(said, wire.Finished):
+            peer.finished = said.round == self._last
+        else:
+            raise Refused("a greeting after the hello")
+
+    def _take_presences(self, peer: _Neighbour, said: wire.Presences) -> None:
+        """Learn who takes part; with the last presence the run has a name."""
+        new = []
+        for presence in said.presences:
+            known = self._presences.get(presence.name)
+            if known is None:
+                wire.check_presence(presence, self.agreement.roster)
+                self._compare(presence)
+                self._presences[presence.name] = presence
+                new.append(presence)
+            elif known.content != presence.content:
+                raise Refused(f"{presence.name} has begun twice, with two folders or plans")
+        for other in self._neighbours.values():
+            if new and other is not peer and other.live:
+                other.backlog.append(wire.encoded(wire.Presences(tuple(new))))
+        if not self._run and set(self._presences) == set(self.agreement.names):
+            presences = tuple(self._presences[name] for name in self.agreement.names)
+            self._folder.create("run", wire.encoded(wire.Presences(presences)))
+            self._name_run()
+            self._audit.note("begun", run=self._run.hex(), plan=self.agreement.digest)
+
+    def _compare(self, presence: wire.Presence) -> None:
+        """Refuse a site that takes part in something else."""
+        differing = _differences(presence.terms, self._presences[self.name].terms)
+        if differing:
+            raise Refused(f"{presence.name} and {self.name} differ in {differing}")
+
+    def _take_message(self, peer: _Neighbour, message: wire.RoundMessage) -> None:
+        """Put a neighbour's message on disk, then acknowledge it."""
+        header = message.header(peer.name)
+        if not peer.sends or not self._is_signed(header):
+            raise Refused(f"round {message.round} is not signed for this run, or on no link of it")
+        known = self._log.get(peer.name, message.round)
+        if known is not None and known.digest != header.digest:
+            self._accuse(known, header)
+        kept = message.round < self._round or (peer.name, message.round) in self._arrived
+        if not kept:
+            # A neighbour may be one round ahead, and no more.
+            if message.round > self._round + 1 or message.round >= self._last:
+                raise Refused(f"round {message.round} in round {self._round}")
+            opened = self._opened(message)
+            self._folder.create(f"received/{message.round}.{peer.name}", wire.encoded(message))
+            self._arrived[peer.name, message.round] = opened
+            if known is None:
+                self._note(header)
+                self._hand_on(peer, [header])
+        elif known is None:
+            raise Refused(f"round {message.round}, which this site never had")
+        peer.backlog.append(wire.encoded(wire.Receipt(message.round, header.digest)))
+
+    def _opened(self, message: wire.RoundMessage) -> Message:
+        """The numbers of a message, all finite."""
+        leaves, structure = jax.tree.flatten(self.compute.message)
+        sizes = [leaf.size * leaf.dtype.itemsize for leaf in leaves]
+        if len(message.payload) != sum(sizes):
+            raise Refused(f"round {message.round} has {len(message.payload)} bytes")
+        opened = []
+        for leaf, end, size in zip(leaves, np.cumsum(sizes), sizes, strict=True):
+            part = message.payload[end - size : end]
+            values = np.frombuffer(part, np.dtype(leaf.dtype).newbyteorder("<"))
+            values = values.astype(leaf.dtype).reshape(leaf.shape)
+            if not np.isfinite(values).all():
+                raise Refused(f"round {message.round} has numbers that are not finite")
+            opened.append(values)
+        return jax.tree.unflatten(structure, opened)
+
+    def _is_news(self, header: wire.Header) -> bool:
+        """Whether a header was not known; two of one round prove that its sender sent both."""
+        known = self._log.get(header.sender, header.round)
+        if known is not None and known.digest == header.digest:
+            return False
+        if header.round >= self._last or not self._is_signed(header):
+            raise Refused(f"a header of {header.sender!r} is not signed for this run")
+        if header.sender == self.name:
+            self._doubt = self._foreign(header, "a neighbour")
+            return False
+        if known is not None:
+            self._accuse(known, header)
+        self._note(header)
+        return True
+
+    def _hand_on(self, peer: _Neighbour, headers: list[wire.Header]) -> None:
+        """Tell other neighbours what was sent to this site."""
+        for other in self._neighbours.values():
+            if headers and other is not peer and other.live:
+                other.backlog.append(wire.encoded(wire.Headers(tuple(headers))))
+
+    def _note(self, header: wire.Header) -> None:
+        if self._log.get(header.sender, header.round) is None:
+            self._log.note(header)
+            self._unkept.append(header)
+
+    def _accuse(self, first: wire.Header, second: wire.Header) -> None:
+        """Stop: a site sent two messages in one round, and its signatures prove it."""
+        name = f"evidence-{first.sender}-{first.round}"
+        content = wire.encoded(wire.Headers((first, second)))
+        if self._folder.read(name) is None:
+            self._folder.create(name, content)
+        for other in self._neighbours.values():
+            other.backlog.append(content)
+        self._flush()
+        self._doubt = (
+            f"{first.sender} sent two messages in round {first.round}: its folder was copied or "
+            f"restored, and its records are not protected as stated. {self._folder.path / name} "
+            "has both signatures. Go on without it"
+        )
+        raise Refused(self._doubt)
+
+    # The hello, in the channel's threads.
+
+    def _greeting(self, peer: str) -> bytes:
+        """This site's part of a hello."""
+        with self._guard:
+            last = self._log.last(peer)
+            shown = () if last is None else (last,)
+            return wire.encoded(wire.Greeting(self._presences[self.name], self._run, shown))
+
+    def _check(self, peer: str, data: bytes) -> str | None:
+        """Why a neighbour's part of a hello is refused; None where it is not."""
+        try:
+            said = wire.decoded(data)
+            if not isinstance(said, wire.Greeting) or said.presence.name != peer:
+                raise Refused("the hello has no greeting")
+            wire.check_presence(said.presence, self.agreement.roster)
+            with self._guard:
+                self._compare(said.presence)
+                self._check_greeting(peer, said)
+        except Refused as refusal:
+            return str(refusal)
+        return None
+
+    def _check_greeting(self, peer: str, greeting: wire.Greeting) -> None:
+        """Refuse another run, and stop where a neighbour has what this folder lacks."""
+        known = self._presences.get(peer)
+        if known is not None and known.nonce != greeting.presence.nonce:
+            raise Refused(
+                f"{peer} began again with another folder, whose noise would be another; it must "
+                "leave"
+            )
+        if self._run and greeting.run and greeting.run != self._run:
+            raise Refused(f"{peer} is in another run")
+        for header in greeting.shown:
+            own = self._log.get(self.name, header.round)
+            if own is not None and own.digest == header.digest:
+                continue
+            if header.sender != self.name or not self._run or not self._is_signed(header):
+                raise Refused(f"{peer} shows a message that {self.name} did not sign")
+            self._doubt = self._foreign(header, peer)
+            raise Refused(self._doubt)
+
+    def _foreign(self, header: wire.Header, holder: str) -> str:
+        """Why a site must leave whose signature is on what its folder does not have."""
+        return (
+            f"{holder} has a message of {self.name} in round {header.round} that this folder "
+            "lacks: it was restored from a backup, or somebody runs a copy of it. "
+            f"{self.name} must leave"
+        )
+
+
+def _group_of(plan: Plan, site: int) -> tuple[int, ...]:
+    """The sites that draw their noise from one secret with a site, itself among them."""
+    if not isinstance(plan.noise, Factored):
+        raise ValueError(
+            f"plan has noise {plan.config.noise}, which sites do not draw; give a design over "
+            "agents or rounds, such as Independent, Mafalda or Whisper"
+        )
+    group = calibration.groups(plan.noise.factor)
+    return tuple(np.flatnonzero(group == group[site]).tolist())
+
+
+def _neighbours_of(agreement: Agreement, site: int) -> dict[str, _Neighbour]:
+    """Who sends to a site, and who receives from it."""
+    senders = agreement.plan.senders
+    neighbours = {}
+    for number, name in enumerate(agreement.names):
+        sends = number in senders[site]
+        hears = site in senders[number]
+        if sends or hears:
+            neighbours[name] = _Neighbour(name, number, sends, hears)
+    return neighbours
+
+
+def _differences(theirs: tuple[tuple[str, str], ...], mine: tuple[tuple[str, str], ...]) -> str:
+    """The items of terms that differ, in words; "" for none."""
+    first = dict(theirs)
+    second = dict(mine)
+    items = [item for item in {**second, **first} if first.get(item) != second.get(item)]
+    return " and ".join(f"the {item}" for item in items)
+
+
+def _whole(content: bytes, kind: type[wire.SaidT], name: str) -> wire.SaidT:
+    """What a file of the site's own says."""
+    try:
+        said = wire.decoded(content)
+    except Refused as refusal:
+        raise Damaged(f"{name} is damaged ({refusal}); this site must leave") from None
+    if not isinstance(said, kind):
+        raise Damaged(f"{name} is damaged; this site must leave")
+    return said
+
+
+def _bytes_of(numbers: Tree) -> bytes:
+    """The numbers of a tree, little-endian, leaf after leaf."""
+    parts = []
+    for leaf in jax.tree.leaves(numbers):
+        array = np.asarray(leaf)
+        parts.append(array.astype(array.dtype.newbyteorder("<")).tobytes())
+    return b"".join(parts)
+
+
+def _packed(stored: Stored) -> _files.Content:
+    """A state as a file, with its digest."""
+    leaves = jax.tree.leaves((stored.models, stored.memory))
+    arrays = {f"leaf_{number}": np.asarray(leaf) for number, leaf in enumerate(leaves)}
+    return _files.packed(json.dumps({"round": stored.round}), arrays)
+
+
+def _restored(path: Path, compute: SiteRounds) -> Stored:
+    """The state of a file."""
+    first = compute.stored(compute.init())
+    like, structure = jax.tree.flatten((first.models, first.memory))
+    try:
+        header, arrays = _files.unpacked(path)
+        leaves = []
+        for number, leaf in enumerate(like):
+            leaves.append(arrays[f"leaf_{number}"].view(leaf.dtype).reshape(leaf.shape))
+        models, memory = jax.tree.unflatten(structure, leaves)
+        return Stored(models, memory, json.loads(header)["round"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"state is damaged ({_files.brief(error)}); this site must leave") from None

@@ -1,0 +1,81 @@
+"""Sessions between sites of one process, for tests of the loop: threads and queues."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+from dpjax.sites.channel import Event
+
+
+class Network:
+    """Which channels are open, and the sessions between them."""
+
+    def __init__(self) -> None:
+        self.guard = threading.RLock()
+        self.channels: dict[str, "LocalChannel"] = {}
+        self.cut: set[frozenset[str]] = set()
+        self.frames: list[tuple[str, str, bytes]] = []
+
+    def join(self, first: "LocalChannel", second: "LocalChannel") -> None:
+        """A hello between two ends, and a session where both accept it."""
+        pair = frozenset((first.name, second.name))
+        if second.name not in first.peers or pair in self.cut or second.name in first.sessions:
+            return
+        for one, other in ((first, second), (second, first)):
+            reason = other.check(one.name, one.greeting(other.name))
+            if reason is not None:
+                for end, peer in ((one, other), (other, one)):
+                    end.events.put(Event("refused", peer.name, b"", reason))
+                return
+        for one, other in ((first, second), (second, first)):
+            one.sessions.add(other.name)
+            one.events.put(Event("opened", other.name, b"", ""))
+
+
+class LocalChannel:
+    """A channel between threads."""
+
+    insecure = False
+
+    def __init__(self, network: Network, name: str, peers: set[str]) -> None:
+        self.network = network
+        self.name = name
+        self.peers = peers
+        self.sessions: set[str] = set()
+        self.events: queue.Queue[Event] = queue.Queue()
+
+    def open(
+        self, greeting: Callable[[str], bytes], check: Callable[[str, bytes], str | None]
+    ) -> None:
+        self.greeting = greeting
+        self.check = check
+        with self.network.guard:
+            self.network.channels[self.name] = self
+            for other in list(self.network.channels.values()):
+                if other is not self:
+                    self.network.join(self, other)
+
+    def send(self, peer: str, data: bytes) -> bool:
+        with self.network.guard:
+            if peer not in self.sessions:
+                return False
+            self.network.frames.append((self.name, peer, data))
+            self.network.channels[peer].events.put(Event("message", self.name, data, ""))
+            return True
+
+    def receive(self, seconds: float) -> Event | None:
+        try:
+            return self.events.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        with self.network.guard:
+            if self.network.channels.get(self.name) is self:
+                del self.network.channels[self.name]
+            for peer in self.sessions:
+                other = self.network.channels.get(peer)
+                if other is not None:
+                    other.sessions.discard(self.name)
+                    other.events.put(Event("closed", self.name, b"", "gone"))
+            self.sessions.clear()
