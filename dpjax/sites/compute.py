@@ -23,7 +23,7 @@ from dpjax.engine import round as round_
 from dpjax.engine.step import NOT_FINITE, Metrics, Outgoing, Statics
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
-from dpjax.protocols import Memory, Message, Models, PublicState, State
+from dpjax.protocols import Memory, Message, Models, PublicState, State, Tree
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
 
@@ -220,7 +220,7 @@ class SiteRounds:
         """
         statics = self._part.statics
         models = statics.method.measured(PublicState(state.models, state.memory))
-        return statics.metrics(models, self._evaluation)
+        return _measured(statics, models, self._evaluation)
 
     def released(self, state: State) -> Models:
         """What may be published: a function of messages alone.
@@ -287,6 +287,11 @@ class _Group(NamedTuple):
     def shape(self) -> tuple[int, int, int]:
         """Of the array of them."""
         return len(self.rounds), self.rows, self.entries
+
+
+@compiled()
+def _measured(statics: Statics, models: Models, evaluation: Tree) -> Metrics:
+    return statics.metrics(models, evaluation)
 
 
 @compiled()

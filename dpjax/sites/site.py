@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import jax
 import numpy as np
 
 from dpjax import _files, _validate
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.engine.result import Progress
 from dpjax.engine.step import Metrics, Outgoing
 from dpjax.learning.problem import Problem
 from dpjax.plans import calibration
@@ -58,18 +59,6 @@ class Agreement(Protocol):
 
     def terms(self) -> Mapping[str, str]:
         """What sites compare: items, each with its digest or text."""
-
-
-class RoundDone(NamedTuple):
-    """What a site knows after a round; metrics are its own, and not private.
-
-    Attributes:
-        round: Rounds done.
-        metrics: Of the round's query, and of the models on held-out records where measured.
-    """
-
-    round: int
-    metrics: Metrics
 
 
 @dataclass(frozen=True)
@@ -275,11 +264,13 @@ class Site:
             members = ",".join(self.agreement.names[member] for member in self._members)
             self.compute.begin([SiteNoise(secret, run=self._run, holder=members)])
 
-    def run(self, callback: Callable[[RoundDone], None] | None = None) -> Models:
+    def run(self, callback: Callable[[Progress], object] | None = None) -> Models:
         """Take part to the end, and return what may be published.
 
         Args:
-            callback: Called after every round.
+            callback: Called after every round with `dpjax.engine.result.Progress`, of one seed and
+                one plan; what it returns is not read. Its metrics are the site's own: no guarantee
+                covers them.
 
         Raises:
             MustLeave: Where going on might send a round twice.
@@ -290,7 +281,7 @@ class Site:
         assert self._state is not None
         return self.compute.released(self._state)
 
-    def rounds(self) -> Iterator[RoundDone]:
+    def rounds(self) -> Iterator[Progress]:
         """Take part, round by round; what is behind a ``yield`` is on disk.
 
         Raises:
@@ -302,9 +293,11 @@ class Site:
             # Before anything is computed, each neighbour shows what it has of this site's.
             self._wait(lambda: all(peer.met for peer in self._neighbours.values()), self._unmet)
             self._load()
+            began = time.monotonic(), self._round
             while self._round < self._last:
-                metrics = self._step()
-                yield RoundDone(self._round, metrics)
+                metrics = self._measured(self._step())
+                rate = (self._round - began[1]) / (time.monotonic() - began[0])
+                yield Progress(self._round, metrics, (self.guarantee,), rate)
             self._finish()
         finally:
             self._channel.close()
@@ -342,6 +335,12 @@ class Site:
             new = self.compute.incoming(state, sent, received)
         self._absorb(new)
         return {} if sent is None else sent.metrics
+
+    def _measured(self, of_round: Metrics) -> dict[str, np.ndarray]:
+        """Metrics of a round and of the models after it, [1, 1] each."""
+        assert self._state is not None
+        metrics = {**of_round, **self.compute.metrics(self._state)}
+        return {name: np.reshape(np.asarray(value), (1, 1)) for name, value in metrics.items()}
 
     def _computed(self, state: State) -> tuple[Outgoing | None, wire.RoundMessage]:
         """The round's message: the stored one, or a new one that is stored now."""

@@ -62,11 +62,13 @@ class Runner:
         self.results: dict[str, object] = {}
         self.threads: dict[str, threading.Thread] = {}
         self.sites: list[Site] = []
+        self.over: str | None = None
 
     def stop(self) -> None:
         """End the sites that still wait."""
+        self.over = "the test is over"
         for site in self.sites:
-            site._doubt = "the test is over"
+            site._doubt = self.over
         self.join(*self.threads)
 
     def site(self, name: str, **changes: object) -> Site:
@@ -99,6 +101,7 @@ class Runner:
         def live() -> None:
             site = self.site(name)
             self.sites.append(site)
+            site._doubt = self.over
             try:
                 prepare(site)
                 self.results[name] = jax.tree.map(np.asarray, site.run())
