@@ -56,9 +56,14 @@ _FLAGS = {"0": 0.0, "no": 0.0, "false": 0.0, "1": 1.0, "yes": 1.0, "true": 1.0}
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
+def _plain(value: object) -> str:
+    """A name, or a cell, as it is compared: its letters in one form."""
+    return _validate.name(value).strip()
+
+
 def _text(name: str, value: object) -> str:
-    """A text as it is compared: of one line, its letters in one form."""
-    text = _validate.name(value).strip()
+    """A name, of one line."""
+    text = _plain(value)
     if value is None or not text or not text.isprintable():
         raise _validate.refusal(name, value, "give a text of one line")
     return text
@@ -135,7 +140,7 @@ class _Column:
         ranges[names[0]] = (self.low, self.high)
         return ranges
 
-    def numbers(self, cell: str, decimal: str, missing: Collection[object]) -> list[float]:
+    def numbers(self, cell: str, decimal: str, missing: Collection[str]) -> list[float]:
         """What stands for a cell, in the schema's units; ValueError says what is wrong with it."""
         if cell in missing:
             if self.missing == "refuse":
@@ -168,7 +173,7 @@ class Schema:
 
     Attributes:
         columns: In the order of the features; of arrays one, for all their numbers.
-        label: What is learned; ``label.classes`` are what its numbers stand for.
+        label: What is learned.
         shape: Of a record's features, as the model gets them.
 
     Example:
@@ -176,7 +181,7 @@ class Schema:
         >>> age = {"name": "age", "type": "number", "low": 0, "high": 100}
         >>> sick = {"name": "sick", "type": "category", "classes": ["no", "yes"]}
         >>> schema = Schema.of({"columns": [age], "label": sick})
-        >>> schema.features, schema.label.classes
+        >>> schema.features, schema.classes
         ({'age': (0.0, 100.0)}, ('no', 'yes'))
         >>> schema.differences({"columns": [age | {"high": 120}], "label": sick})
         "column 'age' has high 120.0, here 100.0"
@@ -240,7 +245,7 @@ class Schema:
         """
         try:
             schema = Schema.of(other)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"no schema: {error}"
         # The label stands last, so that a column too many or too few shows by its name.
         pairs = zip((*self.columns, self.label), (*schema.columns, schema.label), strict=False)
@@ -255,14 +260,25 @@ class Schema:
             return f"records have shape {schema.shape}, here {self.shape}"
         return ""
 
-    def targets(self, y: np.ndarray, loss: str) -> np.ndarray:
-        """Return labels as a loss takes them: -1 and +1 for two classes under "logistic".
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the label's numbers 0, 1, ... stand for; none where the label is a number."""
+        return self.label.classes
+
+    def check_loss(self, loss: str) -> None:
+        """Refuse a loss that does not take the label.
 
         Args:
-            y: Of `Records`.
-            loss: As in `dpjax.learning.supervised`, which refuses labels of another kind.
+            loss: "logistic" (two classes), "cross_entropy" (classes) or "squared" (a number).
+
+        Raises:
+            ValueError: If it does not.
         """
-        return 2 * y - 1 if loss == "logistic" and len(self.label.classes) == 2 else y
+        count = len(self.classes)
+        fits = {"logistic": count == 2, "cross_entropy": count > 0, "squared": count == 0}
+        if not fits[_validate.one_of("loss", loss, fits)]:
+            kind = f"one of {count} classes" if count else "a number"
+            raise _validate.refusal("loss", loss, f"the label {self.label.name!r} is {kind}")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -272,21 +288,38 @@ class Records:
     Attributes:
         x: [m, ...] float32, each record in the schema's shape.
         y: [m] int32 class numbers; or float32, the label scaled to -1 .. 1.
+        schema: What they mean.
         clipped: By feature, and the label where it is a number, the share of values in the file
             that were clipped.
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.sites.data import Records
-        >>> records = Records(np.eye(2), np.array([0, 1]), {"age": 0.5, "sex=f": 0.0})
+        >>> from dpjax.sites.data import Records, Schema
+        >>> schema = Schema.of({"shape": [2], "classes": 2, "low": 0, "high": 9})
+        >>> records = Records(np.eye(2), np.array([0, 1]), schema, {"x": 0.5})
         >>> print(records.summary())
         2 records
-        age: 50.0 % clipped into the range
+        x: 50.0 % clipped into the range
+        >>> records.targets("logistic").tolist()
+        [-1, 1]
     """
 
     x: np.ndarray
     y: np.ndarray
+    schema: Schema
     clipped: Mapping[str, float]
+
+    def targets(self, loss: str) -> np.ndarray:
+        """Return the labels as a loss takes them: -1 and +1 under "logistic".
+
+        Args:
+            loss: As in `Schema.check_loss`.
+
+        Raises:
+            ValueError: If the loss does not take them.
+        """
+        self.schema.check_loss(loss)
+        return 2 * self.y - 1 if loss == "logistic" else self.y
 
     def summary(self) -> str:
         """Return their number and what was clipped, for the operator alone: never sent."""
@@ -300,12 +333,12 @@ class Records:
 def split(records: Records, held_out: float, seed: int) -> tuple[Records, Records]:
     """Return the records to train on, and those held out for the site's own metrics.
 
-    Guarantee: in which part a record is follows from its place and the seed alone, on every machine
-    and with every version. It stays there when records are added at the end.
+    Guarantee: which records are held out follows from their number and the seed alone, on every
+    machine and with every version.
 
     Args:
         records: All of them.
-        held_out: About this share is held out: 0 or more, and below 1.
+        held_out: Their share: 0 or more, and below 1. The number is rounded.
         seed: A whole number; public.
 
     Returns:
@@ -316,22 +349,27 @@ def split(records: Records, held_out: float, seed: int) -> tuple[Records, Record
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.sites.data import Records, split
-        >>> train, test = split(Records(np.ones((100, 1)), np.ones(100), {}), 0.2, seed=0)
+        >>> from dpjax.sites.data import Records, Schema, split
+        >>> schema = Schema.of({"shape": [1], "classes": 2, "low": 0, "high": 1})
+        >>> records = Records(np.ones((100, 1)), np.ones(100), schema, {})
+        >>> train, test = split(records, 0.2, seed=0)
         >>> len(train.y), len(test.y)
-        (81, 19)
+        (80, 20)
     """
+    count = len(records.y)
     remedy = "give a number from 0, below 1, that leaves records for each part"
     share = _validate.number("held_out", held_out, remedy=remedy, holds=lambda x: 0 <= x < 1)
     _validate.integer("seed", seed, minimum=0)
-    texts = [f"{seed} {row}" for row in range(len(records.y))]
-    words = [hashlib.sha256(text.encode()).digest()[:8] for text in texts]
-    is_held = np.array([int.from_bytes(word, "big") < share * 2**64 for word in words])
-    if is_held.all() or (share and not is_held.any()):
+    tests = round(share * count)
+    if tests == count or (share and not tests):
         raise _validate.refusal("held_out", held_out, remedy)
-    train = dataclasses.replace(records, x=records.x[~is_held], y=records.y[~is_held])
-    test = dataclasses.replace(records, x=records.x[is_held], y=records.y[is_held])
-    return train, test
+    # NumPy's generators may draw otherwise in another version.
+    digests = [hashlib.sha256(f"{seed} {row}".encode()).hexdigest() for row in range(count)]
+    order = np.argsort(digests)
+    parts = []
+    for rows in (np.sort(order[tests:]), np.sort(order[:tests])):
+        parts.append(dataclasses.replace(records, x=records.x[rows], y=records.y[rows]))
+    return parts[0], parts[1]
 
 
 def read(source: _Mapping, schema: Schema, folder: _files.PathLike) -> Records:
@@ -368,7 +406,10 @@ def read(source: _Mapping, schema: Schema, folder: _files.PathLike) -> Records:
         ([[0.5]], [1])
     """
     _known("source", source, _DIALECT)
-    path = Path(folder) / _text("source: file", source.get("file"))
+    name = source.get("file")
+    _text("source: file", name)
+    # As it is: file systems may tell apart two forms of one letter.
+    path = Path(folder, str(name))
     try:
         if not path.is_file():
             raise ValueError("there is no such file")
@@ -378,12 +419,14 @@ def read(source: _Mapping, schema: Schema, folder: _files.PathLike) -> Records:
         else:
             x, y = _table(path, {**_DIALECT, **source}, schema)
     except Exception as error:  # Of zip files, codecs and csv: damage takes every shape.
-        raise ValueError(f"{path}: {_files.brief(error)}") from None
+        # In one line, whatever the file holds.
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(f"{path}: {reason}") from None
     x, shares = _scaled(x, schema.features)
-    if schema.label.classes:
-        return Records(x, y.astype(np.int32), shares)
+    if schema.classes:
+        return Records(x, y.astype(np.int32), schema, shares)
     y, label_share = _scaled(y[:, None], schema.label.features())
-    return Records(x, y[:, 0], shares | label_share)
+    return Records(x, y[:, 0], schema, shares | label_share)
 
 
 def _scaled(
@@ -406,9 +449,9 @@ def _archive(path: Path, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     x = _validate.finite_array("x", arrays.get("x"))
     y = _validate.finite_array("y", arrays.get("y"))
     if x.shape[1:] != schema.shape or y.shape != x.shape[:1]:
-        shape = ", ".join(map(str, ("m", *schema.shape)))
-        raise ValueError(f"x has shape {x.shape}, y {y.shape}; give [{shape}] and [m]")
-    count = len(schema.label.classes)
+        remedy = f"give records of shape {schema.shape}, with a label each"
+        raise ValueError(f"x has shape {x.shape}, y {y.shape}; {remedy}")
+    count = len(schema.classes)
     if count and not np.isin(y, range(count)).all():
         raise ValueError(f"y has other labels than the classes' numbers, 0 .. {count - 1}")
     return x, y
@@ -416,12 +459,15 @@ def _archive(path: Path, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
 
 def _table(path: Path, source: _Mapping, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     """Features in the schema's units, and labels, of a csv file."""
+    if schema.shape != (len(schema.features),):
+        raise ValueError(f"records of shape {schema.shape} are read from an archive, NAME.npz")
     columns = {column.name: column for column in (*schema.columns, schema.label)}
     names = _known("names", source["names"], columns)
     values = _known("values", source["values"], columns)
     decimal = _validate.one_of("decimal", source["decimal"], (".", ","))
     delimiter = _validate.one_of("delimiter", source["delimiter"], (",", ";", "\t", "|"))
-    missing = _validate.entries("missing_values", source["missing_values"])
+    entries = _validate.entries("missing_values", source["missing_values"])
+    missing = [_plain(entry) for entry in entries]
     lines = io.StringIO(_decoded(path, source["encoding"]), newline="")
     reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
     # Numbers of Python take four times as much memory.
@@ -433,13 +479,11 @@ def _table(path: Path, source: _Mapping, schema: Schema) -> tuple[np.ndarray, np
         if not header:
             raise ValueError("there is no header")
         titles = [_text("names", names.get(name, name)) for name in columns]
-        if len(set(titles)) < len(titles):
-            raise ValueError(f"names gives two columns one title, of {titles}")
         cells = []
         for title, column in zip(titles, columns.values(), strict=True):
-            if header.count(title) != 1:
+            if header.count(title) != 1 or titles.count(title) != 1:
                 remedy = _validate.choice(title, header)
-                raise ValueError(f"{header.count(title)} columns {title!r}, not one; {remedy}")
+                raise ValueError(f"{title!r} is not one column, for one of the schema; {remedy}")
             cells.append((title, column, _meanings(column, values.get(column.name, {}), missing)))
         for row in reader:
             # Of rows too long and too short.
@@ -457,24 +501,19 @@ def _table(path: Path, source: _Mapping, schema: Schema) -> tuple[np.ndarray, np
     width = len(schema.features)
     table = np.array(numbers).reshape(-1, width + len(schema.label.features()))
     labels = table[:, width:]
-    return table[:, :width], labels.argmax(axis=1) if schema.label.classes else labels[:, 0]
+    return table[:, :width], labels.argmax(axis=1) if schema.classes else labels[:, 0]
 
 
-def _plain(cell: str) -> str:
-    """A cell as it is compared."""
-    return _validate.name(cell).strip()
-
-
-def _meanings(column: _Column, mapping: object, missing: Collection[object]) -> Mapping[str, str]:
-    """What cells of a file's own words mean."""
-    if not isinstance(mapping, Mapping) or not all(
-        isinstance(text, str) for text in mapping.values()
-    ):
-        raise _validate.refusal(f"values of {column.name}", mapping, "give texts by text")
-    for text in mapping.values() if column.other else ():
+def _meanings(column: _Column, mapping: object, missing: Collection[str]) -> dict[str, str]:
+    """What cells in the file's own words mean."""
+    place = f"values of {column.name}"
+    if not isinstance(mapping, Mapping):
+        raise _validate.refusal(place, mapping, "give texts by text")
+    meanings = {_plain(cell): _plain(meaning) for cell, meaning in mapping.items()}
+    for meaning in meanings.values() if column.other else ():
         # Misspelt, it would be another value in silence.
-        _validate.one_of(f"values of {column.name}", text, [*column.classes, *map(str, missing)])
-    return mapping
+        _validate.one_of(place, meaning, [*column.classes, *missing])
+    return meanings
 
 
 def _decoded(path: Path, encoding: object) -> str:
