@@ -31,6 +31,7 @@ _COMMANDS = {
     "plot": "Draw a figure from stored records.",
     "data": "The data sets and their cache: list, fetch, path, check.",
     "secagg": "Secure sums over TCP: serve, join.",
+    "site": "A real site of a network: request, authority, secret, plan, document, run, status.",
 }
 """Commands, and their lines in the help of all."""
 _OVERVIEW = """\
@@ -44,17 +45,25 @@ Differentially private learning without a trusted server.
   dpjax --version         the version"""
 """The help of all commands, on one screen."""
 _FUNCTIONS = {
-    "init": "train.init_command",
-    "train": "train.train_command",
-    "design": "design.design_command",
-    "account": "account.account_command",
-    "plot": "plot.plot_command",
-    "data": "data.data_command",
-    "secagg": "secagg.secagg_command",
-    "serve": "secagg.serve_command",
-    "join": "secagg.join_command",
+    "init": "commands.train.init_command",
+    "train": "commands.train.train_command",
+    "design": "commands.design.design_command",
+    "account": "commands.account.account_command",
+    "plot": "commands.plot.plot_command",
+    "data": "commands.data.data_command",
+    "secagg": "commands.secagg.secagg_command",
+    "secagg serve": "commands.secagg.serve_command",
+    "secagg join": "commands.secagg.join_command",
+    "site": "sites.command.site_command",
+    "site request": "sites.command.request_command",
+    "site authority": "sites.command.authority_command",
+    "site secret": "sites.command.secret_command",
+    "site plan": "sites.command.plan_command",
+    "site document": "sites.command.document_command",
+    "site run": "sites.command.run_command",
+    "site status": "sites.command.status_command",
 }
-"""Functions of commands and of secagg's actions, by their modules in `dpjax.commands`."""
+"""Functions of commands and of their actions, by their modules."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,10 +107,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check("command", [name], _COMMANDS, prog)
         prog = f"dpjax {name}"
         # Called by itself: tyro words the errors of what it calls on its way.
-        if name == "secagg" and options and not options[0].startswith("-"):
-            name = options.pop(0)
-            _check("action", [name], ("serve", "join"), prog)
-            prog += f" {name}"
+        actions = [words[len(name) + 1 :] for words in _FUNCTIONS if words.startswith(f"{name} ")]
+        if actions and not options:
+            names = ", ".join(actions[:-1])
+            raise ValueError(f"missing: {names} or {actions[-1]}; see {prog} --help")
+        if actions and not options[0].startswith("-"):
+            action = options.pop(0)
+            _check("action", [action], actions, prog)
+            prog += f" {action}"
+            name += f" {action}"
         command = _command(name)
         parameters = ("help", *inspect.signature(command).parameters)
         names = [f"--{parameter.replace('_', '-')}" for parameter in parameters]
@@ -138,8 +152,8 @@ def _nowhere() -> TextIO:
 
 def _command(name: str) -> Callable[..., int]:
     """Import a command's function: tyro reads options from its signature, help from its words."""
-    module, _, function = _FUNCTIONS[name].partition(".")
-    command = getattr(importlib.import_module(f"dpjax.commands.{module}"), function)
+    module, _, function = _FUNCTIONS[name].rpartition(".")
+    command = getattr(importlib.import_module(f"dpjax.{module}"), function)
     kinds = command.__annotations__
     for option in inspect.signature(command).parameters.values():
         # That a default is None says no more than that the option may be left out.
@@ -168,7 +182,6 @@ def _check(kind: str, words: Iterable[str], names: Collection[str], prog: str) -
 
 _FAULTS = {
     "MissingArgs": "missing: {missing}",
-    "MissingSubcommand": "missing: serve or join",
     "BadValue": "{event.argument.lowered.name_or_flags[0]} has no value",
     "InvalidChoice": "{event.argument.lowered.name_or_flags[0]} is {event.value!r}; {remedy}",
     "InstantiationFailure": "{event.argument.lowered.name_or_flags[0]} is {value}, which is no "

@@ -191,6 +191,25 @@ class Site:
         """Rounds absorbed."""
         return self._round
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self._folder.path
+
+    def save(self, path: _files.PathLike) -> None:
+        """Write what may be published, readable without JAX: arrays by their paths, a statement.
+
+        Args:
+            path: An .npz file; must not exist.
+        """
+        assert self._state is not None
+        released = jax.device_get(self.compute.released(self._state))
+        entries = {"statement": np.array(self.guarantee.statement())}
+        for place, leaf in jax.tree.leaves_with_path(released):
+            entries[jax.tree_util.keystr(place)] = leaf[0]
+        with _files.writing("path", path):
+            _files.create(_files.npz(path), lambda file: np.savez(file, **entries))
+
     def _open_folder(self) -> None:
         """Read what an earlier process has stored."""
         folder = self._folder
@@ -206,6 +225,7 @@ class Site:
         self._evidence: tuple[wire.Header, wire.Header] | None = None
         self._state: State | None = None
         self._round = 0
+        self._told = 0.0
         begun = folder.read("run")
         if begun is not None:
             self._resume(begun)
@@ -438,9 +458,34 @@ class Site:
             event = self._channel.receive(_TICK)
             if event is not None:
                 self._handle(event)
+            self._tell(missing)
             if time.monotonic() > late:
                 late = time.monotonic() + self.waits.late
                 _log.warning("round %d waits for %s", self._round, "; ".join(missing()))
+
+    def _tell(self, missing: Callable[[], list[str]], doing: str = "waits for ") -> None:
+        """Write what the site is doing, once a second."""
+        if time.monotonic() < self._told:
+            return
+        self._told = time.monotonic() + 1
+        traffic = self._channel.statistics()
+        peers = {}
+        for peer in self._neighbours.values():
+            session = "open" if peer.live else "closed"
+            numbers = traffic[peer.name]._asdict() if peer.name in traffic else {}
+            peers[peer.name] = {"session": session, "acknowledged": peer.acknowledged, **numbers}
+        own = [header for header in self._log if header.sender == self.name]
+        status = {
+            "name": self.name,
+            "time": time.time(),
+            "doing": doing + "; ".join(missing()),
+            "round": self._round,
+            "rounds": self._last,
+            "sent": len(own),
+            "caption": self.guarantee.caption(),
+            "peers": peers,
+        }
+        _files.replace(self.folder / "status.json", json.dumps(status).encode(), mode=0o600)
 
     def _absent(self) -> list[str]:
         return [name for name in self.agreement.names if name not in self._presences]

@@ -69,6 +69,9 @@ class LocalChannel:
         except queue.Empty:
             return None
 
+    def statistics(self) -> dict:
+        return {}
+
     def close(self) -> None:
         with self.network.guard:
             if self.network.channels.get(self.name) is self:

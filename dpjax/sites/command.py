@@ -1,0 +1,235 @@
+"""What ``dpjax site`` does: keys, certificates, plans, a site's run, and what is said of them."""
+
+import json
+import logging
+import secrets
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+import tyro
+
+from dpjax import _files, _validate
+from dpjax.engine.result import Progress
+from dpjax.sites import project, start
+from dpjax.sites.identity import Authority, Roster, request
+from dpjax.sites.site import Site
+from dpjax.sites.store import KEY_BYTES, Audit
+
+__all__ = ()
+
+
+def request_command(name: tyro.conf.Positional[str], folder: Path = Path(".")) -> int:
+    """Make a site's key, which never leaves it, and a signing request for its authority.
+
+    Example: dpjax site request lyon
+
+    Args:
+        name: The site's: lower-case letters, digits, dots and dashes.
+        folder: Where both go; a key that is there already is renewed.
+    """
+    key, demand = request(name, folder)
+    print(f"key: {key}, which stays here\nrequest: {demand}, for the authority")
+    return 0
+
+
+def authority_command(
+    folder: tyro.conf.Positional[Path],
+    requests: tyro.conf.Positional[tuple[Path, ...]] = (),
+    days: int = 365,
+) -> int:
+    """Make a small authority for trials, or sign requests with it.
+
+    An organisation's own authority takes its place: whoever has its key gives names away.
+
+    Example: dpjax site authority trial lyon.csr turin.csr
+
+    Args:
+        folder: Of the authority, made at the first call and kept.
+        requests: Signing requests.
+        days: How long certificates are valid.
+    """
+    authority = Authority(folder)
+    print(f"root: {authority.certificate}, for all sites")
+    for demand in requests:
+        print(f"certificate: {authority.sign(demand, days=days)}")
+    return 0
+
+
+def plan_command(
+    study: tyro.conf.Positional[Path],
+    certificates: tyro.conf.Positional[tuple[Path, ...]],
+    schema: Path = Path("schema.toml"),
+    out: Path = Path("plan.json"),
+) -> int:
+    """Make the plan that all sites share: two files, with the sites' names and public keys.
+
+    Example: dpjax site plan study.toml lyon.pem turin.pem
+
+    Args:
+        study: Settings, as dpjax train takes them, with the network's edges by name.
+        certificates: Of all sites; their keys are pinned.
+        schema: What the columns of all sites' records mean.
+        out: The plan; arrays go beside it.
+    """
+    roster = Roster.of_certificates(certificates)
+    made = project.write(_values(study), roster, _values(schema), out)
+    print(f"plan: {out} and {out.with_suffix('.npz')}, digest {made.digest}")
+    print(f"roster: {roster.digest}; every operator compares it by another way than the network")
+    print(made.plan.guarantee.replace(sites=True).statement())
+    return 0
+
+
+def document_command(plan: tyro.conf.Positional[Path]) -> int:
+    """Print a page for a data protection officer, made from a plan.
+
+    Args:
+        plan: The plan file.
+    """
+    print(project.Project.load(plan).document())
+    return 0
+
+
+def secret_command(path: tyro.conf.Positional[Path]) -> int:
+    """Draw the secret that a group of sites shares, for one run.
+
+    Args:
+        path: The file, mode 0600; must not exist. Its copies go to the group's other sites by a
+            safe way.
+    """
+    with _files.writing("path", path):
+        _files.create(path, secrets.token_bytes(KEY_BYTES), mode=0o600)
+    print(f"secret: {path}, for one run of this group's sites; delete all copies after it")
+    return 0
+
+
+def run_command(
+    settings: tyro.conf.Positional[Path] = Path("site.toml"),
+    log: Literal["text", "json"] = "text",
+    insecure_loopback: bool = False,
+) -> int:
+    """Run a site to the end of its plan; started again, it goes on.
+
+    Example: dpjax site run site.toml
+
+    Args:
+        settings: Of the site.
+        log: Form of the lines on standard error.
+        insecure_loopback: Without certificates' encryption, on this machine alone.
+    """
+    _log_to_stderr(log)
+    values = start.settings_of(settings)
+    for name in ("plan", "data"):
+        if name not in values:
+            raise ValueError(f"{settings}: {name} is missing; `dpjax site run --help`")
+    own = start.site(
+        values["plan"], values["data"], values, insecure_loopback=insecure_loopback
+    )
+    try:
+        print(own.guarantee.statement(), file=sys.stderr)
+        metrics = _Metrics(own.folder / "metrics.jsonl")
+        own.run(metrics)
+        return _end(own, metrics.last)
+    finally:
+        own.close()
+
+
+class _Metrics:
+    """Writes a site's own metrics, for its operator alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.last: dict[str, float] = {}
+
+    def __call__(self, progress: Progress) -> None:
+        """Append a line."""
+        self.last = {name: float(np.mean(value)) for name, value in progress.metrics.items()}
+        line = json.dumps({"round": progress.round, **self.last})
+        self._path.touch(mode=0o600)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def _end(own: Site, last: dict[str, float]) -> int:
+    """Write what the site ends with, and say where it is."""
+    model = own.folder / "model.npz"
+    if not model.exists():
+        own.save(model)
+    text = ", ".join(f"{name} {value:.4g}" for name, value in sorted(last.items()))
+    print(own.guarantee.statement())
+    print(f"kept here: {own.folder}, whose metrics no guarantee covers")
+    print(f"{own.name}: round {own.round}, model {model}; {text or 'done before'}")
+    return 0
+
+
+def status_command(folder: tyro.conf.Positional[Path]) -> int:
+    """Print what a site is doing: its round, its neighbours, waits, and what it has spent.
+
+    Args:
+        folder: Of its run.
+    """
+    path = folder / "status.json"
+    with _files.reading(path, "name the folder of a site that has been started"):
+        status: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        print(f"{status['name']}: {status['doing']}, round {status['round']} of {status['rounds']}")
+        print(f"messages sent: {status['sent']} of {status['rounds']}; {status['caption']}")
+        for peer, state in sorted(status["peers"].items()):
+            print(f"  {peer}: " + ", ".join(f"{key} {value}" for key, value in state.items()))
+        print(f"written {time.time() - status['time']:.0f} s ago")
+    lines = Audit.check(folder / Audit.name)
+    print(f"audit: {_validate.counted(lines, 'line')}, each with the digest of the one before")
+    return 0
+
+
+_subcommand = tyro.conf.subcommand
+_Action: TypeAlias = (
+    Annotated[int, _subcommand("request", constructor=request_command)]
+    | Annotated[int, _subcommand("authority", constructor=authority_command)]
+    | Annotated[int, _subcommand("secret", constructor=secret_command)]
+    | Annotated[int, _subcommand("plan", constructor=plan_command)]
+    | Annotated[int, _subcommand("document", constructor=document_command)]
+    | Annotated[int, _subcommand("run", constructor=run_command)]
+    | Annotated[int, _subcommand("status", constructor=status_command)]
+)
+
+
+def site_command(action: tyro.conf.OmitSubcommandPrefixes[_Action]) -> int:
+    """A real site of a network: request, authority, secret, plan, document, run, status.
+
+    Every site is a process of its own, with its own records, keys and certificate. The page 'Real
+    sites' of the manual leads from a list of edges to a finished run. dpjax site run --help has
+    options and an example, as have the others.
+
+    Args:
+        action: What to do.
+    """
+    return action
+
+
+class _JsonLines(logging.Formatter):
+    """Log records as JSON, one a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        fields = {"time": record.created, "level": record.levelname, "text": record.getMessage()}
+        return json.dumps(fields)
+
+
+def _log_to_stderr(form: str) -> None:
+    """Log warnings and what a site does."""
+    handler = logging.StreamHandler()
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(_JsonLines() if form == "json" else plain)
+    logger = logging.getLogger("dpjax.sites")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """Plain values of a TOML file."""
+    with _files.reading(path, "mend the line that is named, and save it as UTF-8"):
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))

@@ -1,0 +1,153 @@
+"""A site from its settings: its plan, identity, records, neighbours and folder."""
+
+import logging
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from dpjax import _files, _validate
+from dpjax.learning.problem import Problem
+from dpjax.plans.settings import check_keys
+from dpjax.sites import data as data_
+from dpjax.sites.carrier import GrpcChannel
+from dpjax.sites.channel import Limits
+from dpjax.sites.identity import Identity
+from dpjax.sites.project import Project
+from dpjax.sites.site import Agreement, Site, Waits
+from dpjax.sites.store import shared_secret
+
+__all__ = ["site"]
+
+_log = logging.getLogger("dpjax.sites")
+_Settings: TypeAlias = Mapping[str, Any]
+"""Plain values by name, as TOML holds them."""
+_Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]
+_KEYS = frozenset(
+    ("name", "plan", "certificate", "key", "authority", "folder", "listen", "secret", "departed")
+    + ("neighbours", "data", "held_out", "waits", "limits")
+)
+_HEADROOM = 2**16
+"""Bytes of a message beside its numbers."""
+
+
+def settings_of(path: _files.PathLike) -> dict[str, Any]:
+    """Return the settings of a file, whose paths are relative to the file's folder.
+
+    Args:
+        path: TOML.
+
+    Raises:
+        ValueError: For a file that is no TOML, or has a key that nothing reads.
+    """
+    with _files.reading(path, "mend the line that is named, and save it as UTF-8"):
+        settings = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        check_keys("", settings, _KEYS)
+    settings["home"] = os.fspath(Path(path).absolute().parent)
+    return settings
+
+
+def site(
+    plan: Agreement | _files.PathLike,
+    data: Problem | Callable[[], _Arrays] | _Settings,
+    settings: _Settings | _files.PathLike,
+    *,
+    insecure_loopback: bool = False,
+) -> Site:
+    """Return a site, ready to run: ``site.run()``, or ``for progress in site.rounds()``.
+
+    Guarantee: `dpjax.sites.site.Site`'s. Nothing listens without certificates, unless
+    ``insecure_loopback`` is given, which takes addresses of this machine alone; statements then say
+    that links were not encrypted. Records of other sites are never loaded.
+
+    Args:
+        plan: The plan file that all sites share, or what `Project.load` made of it.
+        data: This site's records: the section ``data`` of its settings, as `dpjax.sites.data.read`
+            takes it; a function that returns (x, y) as the schema has them; or a problem of one
+            agent of your own.
+        settings: ``site.toml``, or its values: name, certificate, key, authority, folder,
+            neighbours (name = "host:port"); where they apply listen ("host:port"), secret (the file
+            of a group's), held_out (the share that measures), waits (late, linger) and limits.
+        insecure_loopback: Run without TLS, on one machine.
+
+    Returns:
+        The site; `Site.close` lets go of its folder.
+
+    Raises:
+        ValueError: For settings that are missing or unknown, and whatever does not fit the plan.
+
+    Example:
+        >>> import dpjax as dp
+        >>> site = dp.site("plan.json", {"file": "records.csv"}, "site.toml")  # doctest: +SKIP
+        >>> models = site.run()  # doctest: +SKIP
+    """
+    values = settings if isinstance(settings, Mapping) else settings_of(settings)
+    home = Path(values.get("home", "."))
+    for name in ("name", "certificate", "key", "authority", "folder"):
+        if not isinstance(values.get(name), str | os.PathLike):
+            raise ValueError(f"{name} is missing in the site's settings; give it as text")
+    project = plan if not isinstance(plan, str | os.PathLike) else Project.load(home / plan)
+    files = {name: home / values[name] for name in ("certificate", "key", "authority")}
+
+    def identity() -> Identity:
+        return Identity.load(values["name"], **files)
+
+    secret = shared_secret(home / values["secret"]) if "secret" in values else None
+    own = identity()
+    problem = data if isinstance(data, Problem) else _problem(project, own.name, data, values)
+    leaves = jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    # A message of tracking has two models; a group of headers is small beside the headroom.
+    limits = {"message_bytes": 4 * size + _HEADROOM, **values.get("limits", {})}
+    channel = GrpcChannel(
+        own,
+        project.roster,
+        _addresses(project, own.name, values),
+        values.get("listen"),
+        Limits(**limits),
+        departed=frozenset(values.get("departed", ())),
+        reload=identity,
+        insecure_loopback=insecure_loopback,
+    )
+    waits = Waits(**values.get("waits", {}))
+    return Site(project, problem, own, channel, home / values["folder"], secret=secret, waits=waits)
+
+
+def _addresses(project: Agreement, name: str, values: _Settings) -> dict[str, str | None]:
+    """The neighbours of the plan, with the addresses of those that are dialled."""
+    names = list(project.names)
+    number = names.index(_validate.one_of("name", name, names))
+    senders = project.plan.senders
+    neighbours = [
+        other
+        for index, other in enumerate(names)
+        if index in senders[number] or number in senders[index]
+    ]
+    given = values.get("neighbours", {})
+    if not isinstance(given, Mapping):
+        raise _validate.refusal("neighbours", given, 'give a section: lyon = "host:port"')
+    check_keys("[neighbours] ", given, set(neighbours))
+    return {other: given.get(other) for other in neighbours}
+
+
+def _problem(
+    project: Agreement, name: str, source: Callable[[], _Arrays] | _Settings, values: _Settings
+) -> Problem:
+    """The problem of a site's own records, by the project's schema and model."""
+    if not isinstance(project, Project):
+        raise ValueError("data is no Problem, for a plan without a schema; give a Problem")
+    if callable(source):
+        x, y = source()
+        records = data_.Records(np.asarray(x), np.asarray(y), project.schema, {})
+    else:
+        records = data_.read(source, project.schema, values.get("home", "."))
+        _log.info("%s", records.summary())
+    train, test = data_.split(records, values.get("held_out", 0.2), project.seed)
+    # Without held-out records the training records measure; metrics are local all the same.
+    test = test if len(test.y) else train
+    targets = train.targets(project.loss), test.targets(project.loss)
+    return project.problem(train.x, targets[0], test.x, targets[1], name)
