@@ -1,0 +1,762 @@
+"""Who a site is: its name, its certificate and key, the roster of all sites, and renewed keys.
+
+A site is the name in its certificate. The plan pins every site's public key in a roster, so that
+the authority that issues certificates is trusted only until the operators compared the roster's
+digest. All keys are ECDSA P-256, as gRPC's TLS has them. A site signs, with SHA-256,
+
+    label | purpose | name | data        each part with its length before it, in 8 bytes
+
+These bytes begin with seven zeros. What TLS 1.3 signs begins with spaces, and a certificate or a
+request with 0x30. TLS 1.2 signs random numbers of both ends first. So no signature of one use is
+one of another, nor is that of one purpose or name.
+"""
+
+import base64
+import contextlib
+import datetime
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from dpjax import _files, _validate
+from dpjax._files import PathLike
+from dpjax.encoding.stream import library
+
+if TYPE_CHECKING:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+
+__all__ = [
+    "Authority",
+    "Identity",
+    "Refused",
+    "Renewal",
+    "Roster",
+    "check_certificate",
+    "renewal",
+    "request",
+]
+
+_LABEL = b"dpjax site 1"
+"""Changed with the bytes that are signed."""
+_RENEWAL = "key renewal"
+"""A purpose of this module alone: whoever signs others' data under it gives the name away."""
+_KEY_BYTES = 91
+"""Of a public key: P-256, DER, uncompressed."""
+# No IP address, which TLS compares with other entries of a certificate.
+_WORD = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_NAME = re.compile(rf"(?=.{{1,63}}\Z)(?!\d+(\.\d+){{3}}\Z){_WORD}(\.{_WORD})*")
+_MOST_BYTES = 1_000_000
+"""Of a file of keys or certificates, which may be a device by mistake."""
+_ROOT = "dpjax authority for trials"
+_REMEDY = "give a site's own certificate: PEM, one DNS name, ECDSA P-256"
+
+
+class Refused(Exception):
+    """Another site is refused: one line of printable ASCII, which may be sent to that site.
+
+    Args:
+        reason: Why. What could forge lines of a log is escaped.
+
+    Example:
+        >>> from dpjax.sites.identity import Refused
+        >>> print(Refused("paris is not in the roster\\n"))
+        paris is not in the roster
+    """
+
+    def __init__(self, reason: str) -> None:
+        line = " ".join(reason.split())
+        super().__init__(line.encode("unicode_escape").decode()[:300])
+
+
+@dataclass(frozen=True)
+class Roster(Mapping[str, bytes]):
+    """Names of all sites and their public keys, in the plan's order, and renewals of keys.
+
+    Guarantee: no two names are alike to a reader of ASCII, and no two have one key. Rosters are
+    equal if names, keys, order and renewals are.
+
+    Args:
+        sites: By name, in the plan's order, a public key: ECDSA P-256, as the DER bytes of a
+            SubjectPublicKeyInfo. Names are labels of a-z, 0-9 and inner '-', with '.' between
+            labels; at most 63 characters. At least two sites.
+
+    Attributes:
+        digest: SHA-256, hex, of names and pinned keys in their order. Renewals do not change it.
+        renewals: Those that were accepted, in their order.
+
+    Raises:
+        ValueError: For fewer sites, other names and keys, and one key under two names.
+
+    Example:
+        >>> from dpjax.sites.identity import Roster
+        >>> head = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEaxfR8uEsQkf4vOblY6RA8ncDfYEt6zOg9KE5Rdi"
+        >>> lyon = head + "YwpZP40Li/hp/m47n60p8D54WK84zV2sxXs7LtkBoN79R9Q=="
+        >>> paris = head + "YwpawHL0cAeWAZXEYFLWD8GHp1DHMqZTOoTE0Sb+XyECuCg=="
+        >>> roster = Roster.from_json({"lyon": lyon, "paris": paris})
+        >>> list(roster), roster.verify("lyon", "hello", b"data", b"no signature")
+        (['lyon', 'paris'], False)
+    """
+
+    sites: Mapping[str, bytes] = field(repr=False, hash=False)
+    digest: str = field(init=False)
+    renewals: tuple["Renewal", ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sites, Mapping) or len(self.sites) < 2:
+            raise _validate.refusal("roster", self.sites, "give the keys of two sites or more")
+        keys = {}
+        for name, key in self.sites.items():
+            keys[site_name("name in the roster", name)] = _pinned_key(name, key)
+        if len(set(keys.values())) < len(keys):
+            raise ValueError("roster has one key under two names; each site makes its own")
+        names = [name.encode() for name in keys]
+        digest = hashlib.sha256(_joined(b"dpjax roster 1", *names, *keys.values())).hexdigest()
+        _validate.assign(self, sites=MappingProxyType(keys), digest=digest)
+
+    def __getitem__(self, name: str) -> bytes:
+        """The key that the plan pins for a name."""
+        return self.sites[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, in the plan's order."""
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        """How many sites there are."""
+        return len(self.sites)
+
+    def accepted(self, name: str) -> list[bytes]:
+        """The keys of a name: the pinned one, then those that followed it; none if unknown."""
+        pairs = [*self.items(), *((entry.name, entry.new) for entry in self.renewals)]
+        return [key for holder, key in pairs if holder == name]
+
+    def verify(self, name: str, purpose: str, data: bytes, signature: bytes) -> bool:
+        """Return whether a site signed these data for this purpose, with a key of the roster.
+
+        It never raises, and is False for whatever else others may send. Anybody can make a second
+        valid signature of a first one, of the same data: compare data, never signatures.
+
+        Args:
+            name: The site's.
+            purpose: What the data are.
+            data: Bytes that were signed.
+            signature: DER.
+        """
+        keys = self.accepted(name)
+        return any(_is_signed(key, name, purpose, data, signature) for key in keys)
+
+    def renewed(self, renewal: "Renewal") -> "Roster":
+        """Return a roster that accepts a new key, beside those before it.
+
+        A renewal withdraws no key: a site whose key was stolen leaves. Renewals are not known
+        after a restart: apply them again, in their order.
+
+        Args:
+            renewal: Signed by the latest key of its name. One that is in ``renewals`` already is
+                refused as a replay, so look there first.
+
+        Raises:
+            Refused: For an unknown name, a foreign signature, a key that is in use, and a renewal
+                of any key but the latest.
+        """
+        name, old, new, signature = renewal
+        is_next = self.accepted(name)[-1:] == [old]
+        is_free = not any(new in self.accepted(site) for site in self)
+        is_signed = is_next and _is_signed(old, name, _RENEWAL, old + new, signature)
+        if not (is_signed and is_free):
+            raise Refused(f"renewal for {name} is not by its latest key, or its key is no new one")
+        roster = Roster(self)
+        _validate.assign(roster, renewals=(*self.renewals, renewal))
+        return roster
+
+    def to_json(self) -> dict[str, str]:
+        """Return the pinned keys by name, in base64 as PEM files have them."""
+        return {name: base64.b64encode(key).decode() for name, key in self.items()}
+
+    @classmethod
+    def from_json(cls, entries: Mapping[str, str]) -> "Roster":
+        """Return the roster of what `to_json` returned.
+
+        Args:
+            entries: Of a name that stands twice in a text, json keeps the last alone.
+
+        Raises:
+            ValueError: For anything else.
+        """
+        _validate.refuse({"roster is no object of names; give one": type(entries) is not dict})
+        # The text of what is no text is no key either.
+        return cls({name: base64.b64decode(str(entries[name]), validate=True) for name in entries})
+
+    @classmethod
+    def of_certificates(cls, paths: Iterable[PathLike]) -> "Roster":
+        """Return the roster of the sites whose certificates these are.
+
+        Neither the authority's signature nor dates are checked: operators compare the digest.
+
+        Args:
+            paths: PEM files, in the plan's order.
+
+        Raises:
+            ValueError: For a certificate that no site can have, and two of one name.
+        """
+        holders = [_holder(_certificates(path)[0], path) for path in paths]
+        roster = cls(dict(holders))
+        remedy = "paths hold two certificates of one name; give one of each site"
+        _validate.refuse({remedy: len(roster) < len(holders)})
+        return roster
+
+
+class Renewal(NamedTuple):
+    """A new key of a site, signed by the one before it; `Roster.renewed` checks it.
+
+    Attributes:
+        name: The site's.
+        old: Public key, DER.
+        new: Public key, DER.
+        signature: Of both, by the old key.
+
+    Example:
+        >>> from dpjax.sites.identity import Renewal
+        >>> Renewal.from_bytes(b"what another site sent")
+        Traceback (most recent call last):
+            ...
+        ValueError: name of a renewal is ''; give 1 to 63 of a-z, 0-9, '-' and '.', no IP address
+    """
+
+    name: str
+    old: bytes
+    new: bytes
+    signature: bytes
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes of it, for other sites and for a file."""
+        return self.old + self.new + self.name.encode() + b"\0" + self.signature
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Renewal":
+        """Return the renewal of what `to_bytes` returned; its signature is not checked.
+
+        Raises:
+            ValueError: For anything else.
+        """
+        old = data[:_KEY_BYTES]
+        new = data[_KEY_BYTES : 2 * _KEY_BYTES]
+        text, _, signature = data[2 * _KEY_BYTES :].partition(b"\0")
+        name = site_name("name of a renewal", text.decode("ascii"))
+        return cls(name, _pinned_key(name, old), _pinned_key(name, new), signature)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Identity:
+    """This site: its name, certificate and private key; made by `load`.
+
+    Guarantee: neither the repr nor an error shows the key, and objects are not pickled.
+
+    Attributes:
+        name: The site's.
+        public_key: DER.
+        certificate_chain: PEM, the site's own first.
+        private_key_pem: PEM, for gRPC's credentials and nothing else.
+        authority: PEM, the roots that this site trusts.
+
+    Example:
+        >>> from dpjax.sites.identity import Authority, Identity, Roster, request
+        >>> authority = Authority("trial")
+        >>> def identity(name):
+        ...     key, demand = request(name, "site")
+        ...     roots = authority.certificate
+        ...     return Identity.load(name, certificate=authority.sign(demand), key=key,
+        ...                          authority=roots)
+        >>> lyon, paris = identity("lyon"), identity("paris")
+        >>> roster = Roster({"lyon": lyon.public_key, "paris": paris.public_key})
+        >>> signature = lyon.sign("hello", b"data")
+        >>> lyon, roster.verify("lyon", "hello", b"data", signature)
+        (Identity('lyon'), True)
+    """
+
+    name: str
+    public_key: bytes
+    certificate_chain: bytes
+    authority: bytes
+    _private: "ec.EllipticCurvePrivateKey"
+
+    @classmethod
+    def load(
+        cls, name: str, *, certificate: PathLike, key: PathLike, authority: PathLike
+    ) -> "Identity":
+        """Return the identity in three PEM files, read once: call it again after a renewal.
+
+        Args:
+            name: The site's, as the certificate has it.
+            certificate: The site's own, then those of intermediate authorities, if any.
+            key: Private key, a file that no other user may read or write.
+            authority: The roots that this site trusts.
+
+        Raises:
+            FileNotFoundError: Where a file is missing.
+            ValueError: For a key that others may read, is encrypted or not the certificate's; a
+                certificate of another name or of several, of another kind of key, of an authority,
+                out of date, or not issued by the authority for both ends of TLS.
+        """
+        from cryptography import x509
+        from cryptography.x509 import verification
+
+        private = _private_key(key)
+        chain = _certificates(certificate)
+        roots = _certificates(authority)
+        holder, public = _holder(chain[0], certificate)
+        time = datetime.datetime.now(datetime.UTC)
+        fault = _date_fault(chain[0], time)
+        _validate.refuse(
+            {
+                f"certificate is {certificate}, of {holder}; give that of {name!r}": holder != name,
+                f"key is {key}, not that of {certificate}; give its own": public
+                != _encoded(private.public_key()),
+                f"certificate is {certificate}, which {fault}": bool(fault),
+            }
+        )
+        policy = verification.PolicyBuilder().store(verification.Store(roots)).time(time)
+        try:
+            policy.build_client_verifier().verify(chain[0], chain[1:])
+            policy.build_server_verifier(x509.DNSName(name)).verify(chain[0], chain[1:])
+        except verification.VerificationError as error:
+            raise ValueError(
+                f"certificate is {certificate}, for which {authority} does not vouch "
+                f"({_files.brief(error)}); give the roots of who issued it"
+            ) from None
+        # Written anew: gRPC gets what was checked, and nothing else that stood in the files.
+        return cls(name, public, _pem(*chain), _pem(*roots), private)
+
+    def __repr__(self) -> str:
+        """Hide the key: logs show objects."""
+        return f"Identity({self.name!r})"
+
+    def __reduce__(self) -> str:
+        """Refuse to be pickled or copied."""
+        raise TypeError("Identity holds a private key, so it is not pickled; load it again")
+
+    @property
+    def private_key_pem(self) -> bytes:
+        """PKCS8, for gRPC's credentials and nothing else."""
+        return _private_pem(self._private)
+
+    def sign(self, purpose: str, data: bytes) -> bytes:
+        """Return this site's signature, DER, for `Roster.verify`.
+
+        It is the same for the same data (RFC 6979), so that no copy of a machine's random numbers
+        gives the key away.
+
+        Args:
+            purpose: What the data are, which the receiver must know alike; never a text of others.
+            data: Any.
+
+        Raises:
+            ValueError: For other types.
+        """
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        algorithm = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
+        return self._private.sign(_signed_bytes(self.name, purpose, data), algorithm)
+
+
+def renewal(identity: Identity, new: bytes) -> Renewal:
+    """Return a renewal of a site's key, for all other sites.
+
+    Args:
+        identity: With the old key.
+        new: The new public key, DER.
+
+    Raises:
+        ValueError: For another kind of key.
+
+    Example:
+        >>> from dpjax.sites.identity import Authority, Identity, renewal, request
+        >>> key, demand = request("lyon", "site")
+        >>> authority = Authority("trial")
+        >>> certificate = authority.sign(demand)
+        >>> roots = authority.certificate
+        >>> lyon = Identity.load("lyon", certificate=certificate, key=key, authority=roots)
+        >>> renewal(lyon, b"no key")
+        Traceback (most recent call last):
+            ...
+        ValueError: key of lyon is b'no key'; give a public ECDSA P-256 key, DER, uncompressed
+    """
+    old = identity.public_key
+    signature = identity.sign(_RENEWAL, old + _pinned_key(identity.name, new))
+    return Renewal(identity.name, old, new, signature)
+
+
+def check_certificate(
+    certificate: bytes | None,
+    roster: Roster,
+    departed: Collection[str] = frozenset(),
+    now: datetime.datetime | None = None,
+) -> str:
+    """Return the name of the site that showed a certificate in TLS, which the roster must know.
+
+    TLS has checked that the other end has the key, and who issued the certificate.
+
+    Args:
+        certificate: PEM or DER.
+        roster: Names and keys.
+        departed: Names that are refused although the roster has them.
+        now: In UTC, with its zone; None is this machine's clock.
+
+    Raises:
+        Refused: For no certificate, one that no site can have, an unknown or departed name, a key
+            that the roster does not have for it, and one out of date.
+
+    Example:
+        >>> from dpjax.sites.identity import Authority, Roster, check_certificate, request
+        >>> authority = Authority("trial")
+        >>> names = ["lyon", "paris"]
+        >>> certificates = [authority.sign(request(name, "site")[1]) for name in names]
+        >>> roster = Roster.of_certificates(certificates)
+        >>> check_certificate(certificates[0].read_bytes(), roster)
+        'lyon'
+    """
+    from cryptography import x509
+
+    try:
+        if not certificate:
+            raise ValueError("no certificate was shown")
+        is_text = certificate.startswith(b"-----BEGIN")
+        load = x509.load_pem_x509_certificate if is_text else x509.load_der_x509_certificate
+        parsed = load(certificate)
+        name, key = _holder(parsed, "certificate")
+        fault = _date_fault(parsed, now or datetime.datetime.now(datetime.UTC))
+        _validate.refuse(
+            {
+                f"{name} has left this run": name in departed,
+                f"{name} is not in the roster": name not in roster,
+                f"{name} has another key in the roster": key not in roster.accepted(name),
+                f"certificate of {name} {fault}": bool(fault),
+            }
+        )
+    except Exception as error:  # Hostile certificates fail in every way.
+        raise Refused(f"refused: {_files.brief(error)}") from None
+    return name
+
+
+def request(name: str, folder: PathLike) -> tuple[Path, Path]:
+    """Make a site's private key and a signing request for its authority.
+
+    The key is written once, mode 0600 from its first byte on, and never leaves the folder. Where
+    the folder has one of that name, the request is to renew its certificate, and a line on standard
+    error says so.
+
+    Args:
+        name: The site's.
+        folder: Where to; made where there is none.
+
+    Returns:
+        The files of the key and of the request, PEM.
+
+    Raises:
+        ValueError: For other names, a folder that cannot be written, and a key in it that others
+            may read.
+
+    Example:
+        >>> from dpjax.sites.identity import request
+        >>> key, demand = request("lyon", "site")
+        >>> key.name, oct(key.stat().st_mode), demand.name
+        ('lyon.key', '0o100600', 'lyon.csr')
+    """
+    site_name("name", name)
+    key_path = Path(folder, f"{name}.key")
+    with _files.writing("folder", folder):
+        private, is_new = _lasting_key(key_path)
+        if not is_new:
+            _files.say(f"{key_path} is there already: the request renews its certificate")
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+
+        builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
+        names = x509.SubjectAlternativeName([x509.DNSName(name)])
+        demand = builder.add_extension(names, critical=False).sign(private, hashes.SHA256())
+        path = Path(folder, f"{name}.csr")
+        _files.replace(path, _pem(demand))
+    return key_path, path
+
+
+class Authority:
+    """A small authority for trials: one a project, in a folder that is kept.
+
+    It makes its key and root certificate once; a second object of the folder loads them. It gives a
+    name to one key alone, and keeps that key beside the name's certificates. An organisation uses
+    its own authority in its place.
+
+    Args:
+        folder: Of the authority alone; made where there is none.
+
+    Attributes:
+        certificate: PEM file of the root, for all sites.
+
+    Raises:
+        ValueError: For a folder that cannot be written, and a key in it that others may read.
+
+    Example:
+        >>> from dpjax.sites.identity import Authority, request
+        >>> key, demand = request("lyon", "site")
+        >>> Authority("trial").sign(demand, days=30).name
+        'lyon.pem'
+    """
+
+    def __init__(self, folder: PathLike) -> None:
+        self._folder = Path(folder)
+        # No name of a site has an underscore, so no certificate takes the place of these files.
+        self.certificate = self._folder / "authority_root.pem"
+        with _files.writing("folder", folder):
+            self._key, _ = _lasting_key(self._folder / "authority_key.pem")
+            root = _issued(_ROOT, self._key.public_key(), self._key, 3650)
+            with contextlib.suppress(FileExistsError):
+                _files.create(self.certificate, _pem(root))
+
+    def sign(self, request: PathLike, days: int = 365) -> Path:
+        """Return the file of a certificate, PEM, for both ends of TLS.
+
+        Of the request only name and key are taken.
+
+        Args:
+            request: PEM file of a signing request.
+            days: How long it is valid, from now.
+
+        Raises:
+            FileNotFoundError: Where there is no request.
+            ValueError: For a request that is not signed by its key, other names and keys, and a
+                name that was given to another key.
+        """
+        from cryptography import x509
+
+        _validate.integer("days", days, maximum=3650)
+        with _files.reading(request, "give a request as `request` makes it"):
+            demand = x509.load_pem_x509_csr(_content(request))
+            _validate.refuse({"it is not signed by its key": not demand.is_signature_valid})
+        name, key = _holder(demand, request)
+        with _files.writing("folder", self._folder):
+            # Whose a name is stands there before the certificate does, and is never replaced.
+            owner = self._folder / f"{name}.owner"
+            with contextlib.suppress(FileExistsError):
+                _files.create(owner, key)
+            if owner.read_bytes() != key:
+                raise ValueError(
+                    f"request is {request}, for {name}, a name that was given to another key; "
+                    "renew with that key, or choose another name"
+                )
+            path = self._folder / f"{name}.pem"
+            _files.replace(path, _pem(_issued(name, demand.public_key(), self._key, days)))
+        return path
+
+
+def site_name(argument: str, value: object) -> str:
+    """Return a site's name, else raise ValueError.
+
+    Args:
+        argument: What to call it in the message.
+        value: Compared exactly with others: nothing is folded, stripped or decoded.
+    """
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        remedy = "give 1 to 63 of a-z, 0-9, '-' and '.', no IP address"
+        raise _validate.refusal(argument, value, remedy)
+    return value
+
+
+def _joined(*parts: bytes) -> bytes:
+    """The parts, each with its length before it: no two lists of parts are one string."""
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
+def _signed_bytes(name: str, purpose: str, data: bytes) -> bytes:
+    """What a signature is of, else raise ValueError for other types."""
+    if type(purpose) is not str or type(data) is not bytes:
+        raise ValueError("purpose or data has another type; give a text and bytes")
+    return _joined(_LABEL, purpose.encode(), name.encode(), data)
+
+
+def _is_signed(key: bytes, name: str, purpose: str, data: bytes, signature: bytes) -> bool:
+    """Whether a key signed these; False for hostile bytes, too."""
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        public = _elliptic(serialization.load_der_public_key(key))
+        message = _signed_bytes(name, purpose, data)
+        public.verify(signature, message, ec.ECDSA(hashes.SHA256()))
+    except Exception:  # Hostile bytes fail in every way, and none of it is a signature.
+        return False
+    return True
+
+
+def _elliptic(key: object) -> "ec.EllipticCurvePublicKey":
+    """A public key, else raise ValueError for another kind than ECDSA P-256."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
+        raise ValueError("its key is not ECDSA P-256")
+    return key
+
+
+def _encoded(key: object) -> bytes:
+    """The DER bytes of a public key, else raise ValueError for another kind."""
+    from cryptography.hazmat.primitives import serialization
+
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return _elliptic(key).public_bytes(serialization.Encoding.DER, form)
+
+
+def _pinned_key(name: str, key: bytes) -> bytes:
+    """Return a site's public key, else raise ValueError."""
+    serialization = library("cryptography.hazmat.primitives.serialization")
+    try:
+        # Of the ways to write a point down one is valid, or two names could have one key.
+        encoded = _encoded(serialization.load_der_public_key(key))
+    except Exception:  # Hostile bytes fail in every way.
+        encoded = b""
+    if encoded != key or not key:
+        remedy = "give a public ECDSA P-256 key, DER, uncompressed"
+        raise _validate.refusal(f"key of {name}", key, remedy)
+    return encoded
+
+
+def _holder(
+    document: "x509.Certificate | x509.CertificateSigningRequest", path: PathLike
+) -> tuple[str, bytes]:
+    """The name and key of a site's certificate or request, else raise ValueError."""
+    from cryptography import x509
+
+    names = []
+    with _files.reading(path, _REMEDY):
+        for extension in document.extensions:
+            value = extension.value
+            if isinstance(value, x509.SubjectAlternativeName):
+                names = value.get_values_for_type(x509.DNSName)
+            if isinstance(value, x509.BasicConstraints) and value.ca:
+                raise ValueError("it is of an authority")
+        if len(names) != 1:
+            raise ValueError(f"it has {len(names)} DNS names")
+        return site_name("its name", names[0]), _encoded(document.public_key())
+
+
+def _date_fault(certificate: "x509.Certificate", time: datetime.datetime) -> str:
+    """What is wrong with a certificate's dates; empty where nothing is."""
+    first = certificate.not_valid_before_utc
+    last = certificate.not_valid_after_utc
+    if first <= time <= last:
+        return ""
+    return (
+        f"is valid from {first:%F %T} to {last:%F %T}, and the checking machine's clock says "
+        f"{time:%F %T} UTC"
+    )
+
+
+def _content(path: PathLike, is_secret: bool = False) -> bytes:
+    """The bytes of a small file; a secret one must be this user's alone."""
+    # A pipe must not wait for its other end.
+    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        # Of the open file: behind a link, and whatever takes its place now.
+        status = os.fstat(file.fileno())
+        mode = stat.S_IMODE(status.st_mode)
+        if is_secret and (mode & 0o077 or status.st_uid != os.geteuid()):
+            raise ValueError(
+                f"key is {path}, which others may use (user {status.st_uid}, mode {mode:o}); chmod "
+                "600 as its owner, or make another"
+            )
+        return file.read(_MOST_BYTES)
+
+
+def _certificates(path: PathLike) -> list["x509.Certificate"]:
+    """All certificates of a PEM file, at least one."""
+    from cryptography import x509
+
+    with _files.reading(path, "give a PEM file of certificates"):
+        return x509.load_pem_x509_certificates(_content(path))
+
+
+def _private_key(path: PathLike) -> "ec.EllipticCurvePrivateKey":
+    """The key of a PEM file, else raise ValueError, which does not show it."""
+    serialization = library("cryptography.hazmat.primitives.serialization")
+    remedy = "give ECDSA P-256 in PEM; if it is encrypted: openssl pkey -in KEY -out PLAIN"
+    with _files.reading(path, remedy):
+        key: ec.EllipticCurvePrivateKey = serialization.load_pem_private_key(
+            _content(path, is_secret=True), None
+        )
+        _elliptic(key.public_key())
+    return key
+
+
+def _lasting_key(path: Path) -> "tuple[ec.EllipticCurvePrivateKey, bool]":
+    """The key of a file, and whether it is new: made where there is none, and never replaced."""
+    curves = library("cryptography.hazmat.primitives.asymmetric.ec")
+    key: ec.EllipticCurvePrivateKey = curves.generate_private_key(curves.SECP256R1())
+    try:
+        _files.create(path, _private_pem(key), mode=0o600)
+    except FileExistsError:
+        return _private_key(path), False
+    return key, True
+
+
+def _private_pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
+    """A private key as PKCS8 PEM."""
+    from cryptography.hazmat.primitives import serialization
+
+    plain = serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, plain)
+
+
+def _pem(*documents: "x509.Certificate | x509.CertificateSigningRequest") -> bytes:
+    """Certificates, or a request, as PEM."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return b"".join(document.public_bytes(Encoding.PEM) for document in documents)
+
+
+def _subject(name: str) -> "x509.Name":
+    """A subject of one common name."""
+    from cryptography import x509
+
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+
+
+def _issued(
+    name: str, public: "CertificatePublicKeyTypes", issuer: "ec.EllipticCurvePrivateKey", days: int
+) -> "x509.Certificate":
+    """A certificate from now on: the authority's root under its own name, else a site's."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    is_root = name == _ROOT
+    # Digital signature, or certificates and lists of withdrawn ones; nothing else.
+    no = False
+    uses = x509.KeyUsage(not is_root, no, no, no, no, is_root, is_root, no, no)
+    ends = [x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+    time = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(_subject(name))
+        .issuer_name(_subject(_ROOT))
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        # A site's clock may be behind that of the authority.
+        .not_valid_before(time - datetime.timedelta(minutes=5))
+        .not_valid_after(time + datetime.timedelta(days))
+        .add_extension(x509.BasicConstraints(is_root, 0 if is_root else None), critical=True)
+        .add_extension(uses, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+    if not is_root:
+        key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())
+        names = x509.SubjectAlternativeName([x509.DNSName(name)])
+        builder = builder.add_extension(key_id, critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(ends), critical=False)
+        builder = builder.add_extension(names, critical=False)
+    return builder.sign(issuer, hashes.SHA256())
