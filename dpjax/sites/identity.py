@@ -55,7 +55,8 @@ _WORD = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _NAME = re.compile(rf"(?=.{{1,63}}\Z)(?!\d+(\.\d+){{3}}\Z){_WORD}(\.{_WORD})*")
 _MOST_BYTES = 1_000_000
 """Of a file of keys or certificates, which may be a device by mistake."""
-_ROOT = "dpjax authority for trials"
+_ROOT = "dpjax_authority"
+"""No site can have this name: who has it issues certificates."""
 _REMEDY = "give a site's own certificate: PEM, one DNS name, ECDSA P-256"
 
 
@@ -80,8 +81,8 @@ class Refused(Exception):
 class Roster(Mapping[str, bytes]):
     """Names of all sites and their public keys, in the plan's order, and renewals of keys.
 
-    Guarantee: no two names are alike to a reader of ASCII, and no two have one key. Rosters are
-    equal if names, keys, order and renewals are.
+    Guarantee: names and keys are each written in one way, so that comparing their bytes is enough,
+    and no two names have one key. Rosters are equal if names, keys, order and renewals are.
 
     Args:
         sites: By name, in the plan's order, a public key: ECDSA P-256, as the DER bytes of a
@@ -739,6 +740,7 @@ def _issued(
     no = False
     uses = x509.KeyUsage(not is_root, no, no, no, no, is_root, is_root, no, no)
     ends = [x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+    key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())
     time = datetime.datetime.now(datetime.UTC)
     builder = (
         x509.CertificateBuilder()
@@ -751,12 +753,9 @@ def _issued(
         .not_valid_after(time + datetime.timedelta(days))
         .add_extension(x509.BasicConstraints(is_root, 0 if is_root else None), critical=True)
         .add_extension(uses, critical=True)
+        .add_extension(x509.ExtendedKeyUsage(ends), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(key_id, critical=False)
     )
-    if not is_root:
-        key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())
-        names = x509.SubjectAlternativeName([x509.DNSName(name)])
-        builder = builder.add_extension(key_id, critical=False)
-        builder = builder.add_extension(x509.ExtendedKeyUsage(ends), critical=False)
-        builder = builder.add_extension(names, critical=False)
     return builder.sign(issuer, hashes.SHA256())

@@ -99,7 +99,7 @@ def issued(
     key: Key,
     *,
     names: tuple[x509.GeneralName, ...] = (x509.DNSName("lyon"),),
-    issuer_name: str = "dpjax authority for trials",
+    issuer_name: str = "dpjax_authority",
     subject: str = "lyon",
     first: datetime.datetime = NOW - DAY,
     last: datetime.datetime = NOW + DAY,
@@ -214,7 +214,18 @@ BAD_NAMES = (
         "lyon\n",
     ),
     *("l\u0443on", "ly\u043en", "lyon\u200b", "\uff4cyon", "l\u00f6wen", "lyon\0", "a" * 64),
-    *("10.0.0.1", "255.255.255.255", "..", "../lyon", "a/b", "::1", 7, None, b"lyon"),
+    *(
+        "10.0.0.1",
+        "255.255.255.255",
+        "..",
+        "../lyon",
+        "a/b",
+        "::1",
+        "dpjax_authority",
+        7,
+        None,
+        b"lyon",
+    ),
 )
 
 
