@@ -61,7 +61,7 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
 extras = project["optional-dependencies"]
-needed = sum((extras[name] for name in ("cluster", "contrib", "docs", "pretrained", "secure", "dev")), project["dependencies"])
+needed = sum((extras[name] for name in ("cluster", "contrib", "docs", "pretrained", "secure", "sites", "dev")), project["dependencies"])
 for line in needed:
     if bound := re.match(r"([\w.-]+)[>=]=([\w.]+)", line):
         print("==".join(bound.groups()))

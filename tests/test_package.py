@@ -24,7 +24,7 @@ from tests.support import make_config
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCK = ROOT / "requirements.lock"
-EXTRAS = ("cluster", "contrib", "pretrained", "secure", "dev")
+EXTRAS = ("cluster", "contrib", "pretrained", "secure", "sites", "dev")
 FOLDERS = (ROOT / "scripts", ROOT / ".ci")
 # Whose dpjax examples run: `scripts/test --all` names a Python that has the wheel alone.
 PYTHON = os.environ.get("DPJAX_INSTALLED", sys.executable)
@@ -52,8 +52,12 @@ def test_package_is_typed_and_licensed() -> None:
 
 def test_extras_are_there() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert {"cuda", "contrib", "pretrained", "secure", "dev", "bench", "docs"} <= set(extras)
-    assert {"dpjax[contrib]", "dpjax[pretrained]", "dpjax[secure]"} <= set(extras["dev"])
+    assert {"cuda", "contrib", "pretrained", "secure", "sites", "dev", "bench", "docs"} <= set(
+        extras
+    )
+    assert {"dpjax[contrib]", "dpjax[pretrained]", "dpjax[secure]", "dpjax[sites]"} <= set(
+        extras["dev"]
+    )
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
