@@ -1,16 +1,13 @@
 """Train from a file of settings: `dpjax train` and `dpjax init`."""
 
-import contextlib
 import importlib
 import inspect
-import itertools
 import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import flax.linen as nn
 import numpy as np
@@ -18,17 +15,28 @@ import tyro
 
 from dpjax import _files, _validate
 from dpjax.accounting.rounding import up
-from dpjax.algorithms import methods
 from dpjax.commands import inputs
 from dpjax.data import catalog, load, partition, split
 from dpjax.engine.run import Checkpoint
 from dpjax.engine.run import run as run_
-from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
-from dpjax.models import cnn, linear, mlp
-from dpjax.plans import noise, optimizers, protect
+from dpjax.plans import noise
 from dpjax.plans import plan as plan_
+from dpjax.plans.settings import (
+    MODEL_OPTIONS,
+    MODELS,
+    SECTIONS,
+    Section,
+    Sites,
+    check_keys,
+    check_sections,
+    config_parts,
+    constructed,
+    naming,
+    part_titles,
+    titles_of,
+)
 from dpjax.topology import nodes
 
 __all__ = ()
@@ -90,24 +98,6 @@ name = "Sgd"
 step_size = 1.0
 """
 
-_Section: TypeAlias = Mapping[str, Any]
-"""A part of the file of settings, as `tomllib` reads it."""
-_Sites: TypeAlias = tuple[str, ...]
-"""Names of the agents."""
-_MODELS = {
-    "MLP": mlp.MLP, "Linear": linear.Linear, "SmallCNN": cnn.SmallCNN, "CNN2": cnn.CNN2,
-    "CNN5": cnn.CNN5,
-}  # fmt: skip
-_SECTIONS = {
-    "data": "[data]", "network": "[network]", "model": "[model]", "protect": "[protect]",
-    "budget": "[budget]", "noise": "[[noise]]", "sampler": "[sampler]", "optimizer": "[optimizer]",
-    "method": "[method]",
-}  # fmt: skip
-"""Sections by name, as a file writes them."""
-_PARTS = {"noise": noise, "sampler": samplers, "optimizer": optimizers, "method": methods}
-"""Sections that name a class, and the modules of these."""
-# D-SGD is what a file without the section means.
-_DEFAULTS: _Section = {"method": {"name": "DSGD"}, "release": False}
 _PLAIN = {"rounds", "seeds", "out", "eval_every", "release"}
 
 
@@ -160,7 +150,7 @@ def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> 
         )
     # A model may be in a file beside the settings, which hides no installed module.
     sys.path.append(str(path.resolve().parent))
-    with _naming({}, f"{path}, "):
+    with naming({}, f"{path}, "):
         plans, task = read_settings(settings)
     storage = None
     if plans[0].config.release:
@@ -172,7 +162,7 @@ def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> 
         # Tried now: after hours of training a folder that refuses is too late.
         part.mkdir(parents=True)
         part.rmdir()
-    with _naming(_part_titles(*(vars(plan.config) for plan in plans)), f"{path}, "):
+    with naming(part_titles(*(vars(plan.config) for plan in plans)), f"{path}, "):
         result = run_(
             plans,
             task,
@@ -217,7 +207,7 @@ def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> 
     return 0
 
 
-def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
+def read_settings(settings: Section) -> tuple[list[plan_.Plan], Problem]:
     """The plans and the problem of settings.
 
     Args:
@@ -226,112 +216,34 @@ def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
     Raises:
         ValueError: For a section or key that nothing reads, or values that parts refuse.
     """
-    _check_keys("", settings, _SECTIONS.keys() | _PLAIN)
-    for name in ("rounds", "data", "network", "model", "protect", "sampler", "optimizer"):
-        if name not in settings:
-            title = _SECTIONS.get(name, name)
-            raise ValueError(f"{title} is missing; `dpjax init` writes a whole file")
-    for name in _SECTIONS.keys() & settings:
-        value = settings[name]
-        sections = value if name == "noise" else [value]
-        if not isinstance(sections, list) or not all(
-            isinstance(section, Mapping) for section in sections
-        ):
-            remedy = f"write it as a section {_SECTIONS[name]}"
-            raise _validate.refusal(name, value, remedy)
+    check_keys("", settings, SECTIONS.keys() | _PLAIN)
+    check_sections(
+        settings, ("rounds", "data", "network", "model", "protect", "sampler", "optimizer")
+    )
     matrix, task, sites = _task(settings)
-    settings = {**_DEFAULTS, **settings}
-    designs = []
-    for section in settings.get("noise", []):
-        is_baseline = section == {"name": "None"}
-        designs.append(None if is_baseline else _part("noise", section))
-    parts: dict[str, Any] = {
-        "budget": _budget(settings["budget"], sites) if "budget" in settings else None,
-        "protect": _called("protect", protect.Protect, settings["protect"]),
-        **{name: _part(name, settings[name]) for name in ("sampler", "optimizer", "method")},
-        "rounds": settings["rounds"],
-        "release": settings["release"],
-    }
+    parts = config_parts(settings, sites)
+    designs = parts.pop("noise")
     if parts["release"] is True and (len(designs) > 1 or np.size(settings.get("seeds", 0)) > 1):
         raise ValueError("release is true; leave one [[noise]], and give seeds = [0]")
     # A baseline leaves the budget to the others. Where there are none, the budget is refused.
-    with _naming(_part_titles(parts, *({"noise": design} for design in designs))):
+    with naming(part_titles(parts, *({"noise": design} for design in designs))):
         config = plan_.Config(noise=next(filter(None, designs), None), **parts)
         # The plans share all but their noise, so that results can be compared.
         configs = [config.using(design) for design in designs or [None]]
-        plans = [plan_.make(point, matrix, counts=task.partition) for point in configs]
-        return plans, task
+        return [plan_.make(point, matrix, counts=task.partition) for point in configs], task
 
 
-def _budget(section: _Section, sites: _Sites) -> protect.Budget:
-    """The budget, whose epsilon may name the sites."""
-    budget = dict(section)
-    epsilon = section.get("epsilon")
-    title = "[budget] epsilon"
-    if isinstance(epsilon, Mapping):
-        # Two ways to write a letter are one name.
-        epsilons = {_validate.name(site): value for site, value in epsilon.items()}
-        _check_keys(f"{title} ", epsilons, set(sites))
-        if len(epsilon) != len(sites) or len(epsilons) != len(sites):
-            remedy = f"give one for each of {[*sites]}"
-            raise ValueError(f"{title} is of {sorted(epsilon)}; {remedy}")
-        budget["epsilon"] = [epsilons[site] for site in sites]
-    elif isinstance(epsilon, list) and not _numbered(sites):
-        # The order of named sites is the file's, which a list would have to repeat.
-        remedy = f"name the sites: {{ {sites[0]!r} = 1.0, ... }}"
-        raise ValueError(f"{title} is {epsilon!r}; {remedy}")
-    return _called("budget", protect.Budget, budget)
-
-
-def _titles(section: str, keys: Iterable[str]) -> dict[str, str]:
-    """What errors call arguments that are keys of a section."""
-    return {key: f"{_SECTIONS[section]} {key}" for key in keys}
-
-
-def _part_titles(*configs: _Section) -> dict[str, str]:
-    """What errors call the arguments of configs' parts, and of a run."""
-    titles = _SECTIONS | {
-        "mixing": "[network] mixing", "partition": "[data] partition",
-        "checkpoint": "OUT.checkpoint", "key_file": "OUT.key",
-    }  # fmt: skip
-    for section, part in itertools.chain(*(parts.items() for parts in configs)):
-        # A part that is left out is None, and has no arguments.
-        if section in _SECTIONS and part is not None:
-            titles |= _titles(section, vars(part))
-    return titles
-
-
-@contextlib.contextmanager
-def _naming(titles: Mapping[str, str], place: str = "") -> Iterator[None]:
-    """Name settings where errors of the block begin with the argument that a setting becomes.
-
-    Args:
-        titles: Arguments, and what errors call them: the section and the key, or a file.
-        place: What all errors of the block begin with.
-    """
-    try:
-        yield
-    except ValueError as error:
-        text = str(error)
-        # "test y" comes before "test".
-        for argument in sorted(titles, key=len, reverse=True):
-            if text.startswith(f"{argument} "):
-                text = titles[argument] + text.removeprefix(argument)
-                break
-        raise ValueError(place + text) from error
-
-
-def _task(settings: _Section) -> tuple[np.ndarray, Problem, _Sites]:
+def _task(settings: Section) -> tuple[np.ndarray, Problem, Sites]:
     """The mixing matrix, model and data over its agents, and the agents' names."""
     network = {"mixing": "metropolis", "seed": 0} | settings["network"]
     # A file of edges that cannot be read is named as a path.
-    with _naming({"path": "[network] graph"}):
-        graph, matrix, _ = _called("network", inputs.network, network)
+    with naming({"path": "[network] graph"}):
+        graph, matrix, _ = constructed("network", inputs.network, network)
     sites = nodes.labels(graph)
     data = {"partition": "iid", "seed": 0} | settings["data"]
     keys = {"name", "partition", "alpha", "seed", "test"}
-    _check_keys("[data] ", data, keys)
-    with _naming(_titles("data", keys)):
+    check_keys("[data] ", data, keys)
+    with naming(titles_of("data", keys)):
         records = load.load(data.get("name"))
         # What has no effect is refused, so that nobody counts on it.
         unread = {}
@@ -344,40 +256,40 @@ def _task(settings: _Section) -> tuple[np.ndarray, Problem, _Sites]:
         _validate.integer("seed", data["seed"], minimum=0)
         _validate.one_of("partition", data["partition"], ("iid", "dirichlet", "owner"))
     source = records.name if records.name in catalog.SETS else records.source
-    titles = _titles("data", keys) | {
+    titles = titles_of("data", keys) | {
         "fraction": "[data] test", "owners": f"[data] owner of {source}",
         "n": "[network] graph", "labels": f"[network] graph {network['graph']}",
     }  # fmt: skip
     arrays = ("x", "y", "train x", "train y", "test x", "test y")
     titles |= {name: f"[data] {name} of {source}" for name in arrays}
-    with _naming(titles):
+    with naming(titles):
         train, test, shards = _dealt(data, records, source, sites)
     model = dict(settings["model"])
-    names = {"loss", "metrics", "class_weights"}
-    options = {name: model.pop(name) for name in names & set(model)}
+    options = {name: model.pop(name) for name in MODEL_OPTIONS & set(model)}
     loss = options.pop("loss", "cross_entropy")
     name = model.pop("name", "MLP")
-    kind = (_MODELS.get(name) if isinstance(name, str) else None) or _imported(name)
+    kind = (MODELS.get(name) if isinstance(name, str) else None) or _imported(name)
     for field in ("outputs", "classes"):
         if loss == "cross_entropy" and field in inspect.signature(kind).parameters:
             # Labels are data: that their number is public is said in the template.
             model.setdefault(field, int(max(train[1].max(), test[1].max())) + 1)
-    titles |= _titles("model", names) | {"model": "[model]"}
+    titles |= titles_of("model", MODEL_OPTIONS) | {"model": "[model]"}
     try:
         # A class of the user's own may call its arguments what keys of other sections become.
-        module = _called("model", kind, model)
-        with _naming(titles):
+        module = constructed("model", kind, model)
+        with naming(titles):
             task = supervised(module, loss, train, test, shards, name=data["name"], **options)
     except ValueError:
         raise
     except Exception as error:  # A class of the user's own may raise anything.
-        text = _validate.said(error)
-        raise ValueError(f"[model] is {name!r}, which cannot be made ({text}); mend it") from error
+        raise ValueError(
+            f"[model] is {name!r}, which cannot be made ({_validate.said(error)}); mend it"
+        ) from error
     return matrix, task, sites
 
 
 def _dealt(
-    data: _Section, records: load.Dataset, source: str, sites: _Sites
+    data: Section, records: load.Dataset, source: str, sites: Sites
 ) -> tuple[Any, Any, partition.Partition]:
     """Training and test records, and the agents who hold the former."""
     seed = data["seed"]
@@ -399,14 +311,9 @@ def _dealt(
         shards = partition.by_owner(owners, sites)
     else:
         shards = partition.dirichlet(train[1], len(sites), data.get("alpha", 0.5), seed)
-    if not _numbered(sites):
+    if nodes.have_names(sites):
         shards = shards._replace(names=sites)
     return train, test, shards
-
-
-def _numbered(sites: _Sites) -> bool:
-    """Whether agents have numbers for names, in their order."""
-    return sites == tuple(map(str, range(len(sites))))
 
 
 def _imported(name: str) -> type[nn.Module]:
@@ -415,49 +322,15 @@ def _imported(name: str) -> type[nn.Module]:
     # As entry points name a class: module:Class.
     module, colon, attribute = str(name).partition(":")
     if not colon:
-        choice = _validate.choice(name, _MODELS)
+        choice = _validate.choice(name, MODELS)
         raise ValueError(f"{title}; {choice}, or your own 'module:Class'")
     try:
         model = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
-        text = f"{_validate.said(error)}; put {module}.py beside the file of settings"
-        raise ValueError(f"{title}, which cannot be imported: {text}") from None
+        raise ValueError(
+            f"{title}, which cannot be imported: {_validate.said(error)}; put {module}.py beside "
+            "the file of settings"
+        ) from None
     if not (isinstance(model, type) and issubclass(model, nn.Module)):
         raise ValueError(f"{title}, a {type(model).__name__}; name a class of modules")
     return model
-
-
-def _part(section: str, section_values: _Section) -> Any:
-    """A part by its class's name and its arguments."""
-    values = dict(section_values)
-    classes = vars(_PARTS[section])
-    names = [name for name in classes["__all__"] if inspect.isclass(classes[name])]
-    name = _validate.one_of(f"{_SECTIONS[section]} name", values.pop("name", None), names)
-    return _called(section, classes[name], values)
-
-
-def _called(section: str, kind: Callable[..., Any], values: _Section) -> Any:
-    """What a class makes of arguments; lists become tuples."""
-    # The class says which settings there are; its own checks say which values.
-    parameters = inspect.signature(kind).parameters
-    _check_keys(f"{_SECTIONS[section]} ", values, set(parameters) - {"parent"})
-    with _naming(_titles(section, parameters)):
-        for name, parameter in parameters.items():
-            variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            if parameter.default is parameter.empty and not variadic and name not in values:
-                raise ValueError(f"{name} is missing; {kind.__name__} needs it (see dpjax init)")
-        return kind(**{name: _tuples(value) for name, value in values.items()})
-
-
-def _check_keys(place: str, values: _Section, names: Set[str]) -> None:
-    """Refuse a key that nothing reads: a typing error, which would train with a default."""
-    for name in values:
-        if name not in names:
-            remedy = _validate.choice(name, sorted(names))
-            raise ValueError(f"{place}{name} is unknown; {remedy}")
-
-
-def _tuples(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(_tuples, value))
-    return value
