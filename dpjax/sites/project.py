@@ -1,0 +1,496 @@
+"""The shared plan file of a project: what all of its sites run, in two files that each reads.
+
+``plan.json`` holds the settings as plain values, the sites' names and public keys, the schema and
+the digest of ``plan.npz``, whose arrays are the mixing matrix and the noise. Neither is trusted:
+every site makes the plan again from them, audits the noise as it will run, and computes epsilon
+itself. Values name classes of this package alone, so reading a file runs nobody's code.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import flax.linen as nn
+import jax
+import networkx as nx
+import numpy as np
+
+from dpjax import _files, _validate
+from dpjax._version import __version__
+from dpjax.data.partition import Partition
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
+from dpjax.plans import calibration, compatibility
+from dpjax.plans.calibration import Calibrated, Factored, Target
+from dpjax.plans.noise import Correlated
+from dpjax.plans.plan import Config, Plan, make
+from dpjax.plans.settings import (
+    MODEL_OPTIONS,
+    MODELS,
+    SECTIONS,
+    check_keys,
+    check_sections,
+    config_parts,
+    constructed,
+    naming,
+    part_titles,
+    titles_of,
+)
+from dpjax.sites.data import Schema
+from dpjax.sites.identity import Roster
+from dpjax.topology import graphs, mixing, nodes
+
+__all__ = ["Project"]
+
+PROTOCOL = 1
+"""Changed with the bytes that sites exchange, and with what a plan file holds."""
+
+_Values: TypeAlias = Mapping[str, Any]
+"""Plain values by name, as JSON and TOML hold them."""
+_Stored: TypeAlias = dict[str, Any]
+"""Arrays by name."""
+
+_PAGE = Path(__file__).with_name("document.txt")
+_REQUIRED = ("rounds", "network", "model", "protect", "budget", "noise", "sampler", "optimizer")
+_DEFAULTS = {"seed": 0, "average_rounds": 0, "release": True, "data": {}}
+_KEYS = {"protocol", "package", "settings", "roster", "schema", "arrays"}
+_WEIGHTS = {"metropolis": mixing.metropolis_hastings, "uniform": mixing.uniform_neighbors}
+# What a file may hold at most: limits of memory, not of plans.
+_MOST_SITES = 500
+_MOST_ROUNDS = 100_000
+_MOST_TEXT = 2**22
+_MOST_ARRAYS = 2**28
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Project:
+    """What the sites of a project run; `write` makes its files, `Project.load` reads them.
+
+    Guarantee: that of ``plan.guarantee``, computed by whoever loads the files from the noise that
+    they hold: whoever writes them is trusted for nothing. Sites whose `terms` are equal run the
+    same plan, model and schema, under the same names and keys.
+
+    Attributes:
+        settings: Plain values, as `write` takes them; the network as a list of edges.
+        roster: The sites' names, in the plan's order, and their public keys.
+        schema: What the columns of all sites' records mean.
+        plan: Made from the settings and the stored noise, and audited.
+        digest: SHA-256, hex, of the content of both files.
+        module: The model.
+        leaves: Of one model, by their paths.
+        loss: Name of the loss, for `dpjax.sites.data.Records.targets`.
+
+    Example:
+        >>> from dpjax.sites.project import Project, differences
+        >>> differences({"plan": "a", "roster": "b"}, {"plan": "a"}), Project.__name__
+        (['roster'], 'Project')
+    """
+
+    settings: _Values
+    roster: Roster
+    schema: Schema
+    plan: Plan
+    digest: str
+    module: nn.Module
+    leaves: dict[str, jax.ShapeDtypeStruct]
+    loss: str
+
+    @classmethod
+    def load(cls, path: _files.PathLike) -> "Project":
+        """Return the project of a plan file, and of the arrays beside it.
+
+        Args:
+            path: ``plan.json``; the arrays are in the file of that name with the suffix ``.npz``.
+
+        Raises:
+            FileNotFoundError: Where one of the two is missing.
+            ValueError: For files that are damaged, changed, too large or of another protocol, for
+                settings that sites cannot run, and for less noise than the budget asks for.
+        """
+        path = Path(path)
+        # Hostile values fail in every way.
+        with _files.reading(path, "get both files again"), naming({}, f"{path}: "):
+            text = _content(path, _MOST_TEXT).decode()
+            content = json.loads(text)
+            digest = content.pop("digest", None)
+            # Byte for byte: no key stands twice, and nobody has edited a value.
+            if content.keys() != _KEYS or text != _sealed(content):
+                raise ValueError("its content was changed, or is not that of a plan file")
+            if content["protocol"] != PROTOCOL:
+                raise ValueError(f"its protocol is not {PROTOCOL}; use the dpjax that wrote it")
+            settings = content["settings"]
+            roster = Roster.from_json(content["roster"])
+            target = _target(settings, roster)
+            # Three arrays [n, n] at most, and a strategy.
+            entries = 4 * target.agents**2 + target.rounds**2
+            data = _content(path.with_suffix(".npz"), min(2**16 + 8 * entries, _MOST_ARRAYS))
+            if hashlib.sha256(data).hexdigest() != content["arrays"]:
+                raise ValueError("its arrays are damaged, or of another plan")
+            plan = _stored_plan(target, _arrays(data))
+            schema = Schema.of(content["schema"])
+            model = _model(settings["model"], schema)
+            return cls(settings, roster, schema, plan, digest, *model)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sites, in the plan's order."""
+        return tuple(self.roster)
+
+    @property
+    def seed(self) -> int:
+        """Of the first models and of batches, not of noise."""
+        return int(self.settings["seed"])
+
+    @property
+    def average_rounds(self) -> int:
+        """How often sites average on after the last round, without noise."""
+        return int(self.settings["average_rounds"])
+
+    def label(self, index: int) -> str:
+        """Return a site's name by its number in the plan, from 0."""
+        return self.names[index]
+
+    def neighbours(self, name: str) -> tuple[str, ...]:
+        """Return the sites that a site exchanges messages with.
+
+        Args:
+            name: The site's.
+
+        Raises:
+            ValueError: For a name that is not in the roster.
+        """
+        return tuple(map(self.label, self.plan.senders[self._number(name)]))
+
+    def group(self, name: str) -> tuple[str, ...]:
+        """Return the sites that share the secret of a site's noise with it, itself among them.
+
+        Args:
+            name: The site's.
+
+        Raises:
+            ValueError: For a name that is not in the roster.
+        """
+        number = self._number(name)
+        if self.plan.guarantee.secrets not in ("shared", "group"):
+            return (name,)
+        groups = calibration.groups(self.plan.factor)
+        return tuple(map(self.label, np.flatnonzero(groups == groups[number]).tolist()))
+
+    def _number(self, name: str) -> int:
+        return self.names.index(_validate.one_of("name", name, self.names))
+
+    def terms(self) -> dict[str, str]:
+        """Return what all sites compare, by item in words: a digest each."""
+        return {
+            "plan": self.digest,
+            "roster": self.roster.digest,
+            # Models of equal leaves may still compute another function.
+            "model": _digest(f"{self.module} {self.leaves} {self.loss}"),
+            "schema": self.schema.digest,
+            "package version": _digest(__version__),
+            "protocol version": _digest(f"{PROTOCOL}"),
+        }
+
+    def problem(
+        self, x: np.ndarray, y: np.ndarray, x_test: np.ndarray, y_test: np.ndarray, name: str
+    ) -> Problem:
+        """Return the problem of one site's records, of one agent.
+
+        Args:
+            x: [m, ...] training records, each in the schema's shape.
+            y: [m] labels as the loss takes them.
+            x_test: Records that only measure, at the site alone.
+            y_test: Their labels.
+            name: The site's.
+
+        Raises:
+            ValueError: For records of another shape, labels that the loss does not take, fewer
+                records than a batch has, or another number than the plan says.
+        """
+        number = self._number(name)
+        if x.shape[1:] != self.schema.shape:
+            raise _validate.refusal("shape of x", x.shape, f"the schema's is {self.schema.shape}")
+        own = np.array([len(x)])
+        counts = own if self.plan.counts is None else self.plan.counts[[number]]
+        if counts != own:
+            raise _validate.refusal("number of records", len(x), f"the plan has {counts[0]}")
+        self.plan.sampler.check(own, (name,))
+        shards = Partition(np.arange(len(x))[None], own, (name,))
+        section = self.settings["model"]
+        options = {key: section[key] for key in MODEL_OPTIONS - {"loss"} & section.keys()}
+        data = (x, y), (x_test, y_test)
+        with naming(titles_of("model", MODEL_OPTIONS)):
+            return supervised(self.module, self.loss, *data, shards, name=name, **options)
+
+    def document(self) -> str:
+        """Return a page in Markdown for a data protection officer, made from the plan."""
+        plan = self.plan
+        parameters = sum(leaf.size for leaf in self.leaves.values())
+        guarantee = plan.guarantee.replace(release=True, sites=True)
+        lines = []
+        for number, name in enumerate(self.names):
+            neighbours = self.neighbours(name)
+            # Of pair keys each link has a secret of its two ends.
+            sharing = neighbours if guarantee.secrets == "links" else self.group(name)
+            others = ", ".join(other for other in sharing if other != name)
+            lines.append(f"| {number} | {name} | {', '.join(neighbours)} | {others or 'nobody'} |")
+        return _PAGE.read_text(encoding="utf-8").format(
+            project=self,
+            sites="\n".join(lines),
+            parameters=parameters,
+            numbers=parameters * _models_in_message(plan),
+            counts="does not tell" if plan.counts is None else "tells",
+            statement=guarantee.statement(),
+            table=guarantee.protection(),
+        )
+
+
+def write(settings: _Values, roster: Roster, schema: _Values, path: _files.PathLike) -> Project:
+    """Make the plan of a project and write its two files, which are then the same at all sites.
+
+    Args:
+        settings: As `dpjax train` takes them, without what is a site's own: the sections network
+            (``graph``, a file of edges, or ``edges``, pairs of names; ``mixing``), model, protect,
+            budget, noise (one), sampler, optimizer, method, and data (``counts`` by site, where
+            the sampler needs them); ``rounds``, ``seed`` and ``average_rounds``, which is how
+            often models are averaged after the last round.
+        roster: The sites, whose order becomes the plan's.
+        schema: As `dpjax.sites.data.Schema.of` takes it.
+        path: Of ``plan.json``; ``plan.npz`` stands beside it. Neither may exist.
+
+    Returns:
+        What the files hold, as every site will load it.
+
+    Raises:
+        ValueError: For settings that sites cannot run, with the reason, or a path that cannot be
+            written.
+    """
+    path = Path(path)
+    place = path.with_suffix(".npz")
+    if path.suffix != ".json" or path.exists() or place.exists():
+        raise _validate.refusal("path", str(path), "name a new file that ends in .json")
+    check_sections(settings, _REQUIRED)
+    network = dict(settings["network"])
+    if "graph" in network:
+        graph = graphs.parse(network.pop("graph"))
+        labels = nodes.labels(graph)
+        network["edges"] = [[labels[node] for node in edge] for edge in graph.edges]
+    text = json.dumps({**_DEFAULTS, **settings, "network": network}, allow_nan=False)
+    settings = json.loads(text)
+    target = _target(settings, roster)
+    plan = _plan(target, _made_noise(target))
+    _model(settings["model"], Schema.of(schema))
+    file = io.BytesIO()
+    np.savez(file, mixing=plan.mixing, **_noise_arrays(plan.noise))
+    content = {
+        "protocol": PROTOCOL,
+        "package": __version__,
+        "settings": settings,
+        "roster": roster.to_json(),
+        "schema": schema,
+        "arrays": hashlib.sha256(file.getvalue()).hexdigest(),
+    }
+    with _files.writing("path", path):
+        _files.create(place, file.getvalue())
+        _files.create(path, _sealed(content).encode())
+    return Project.load(path)
+
+
+def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Return the names of the terms in which two sites differ.
+
+    Args:
+        mine: From `Project.terms`.
+        theirs: Those of another site.
+    """
+    return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sealed(content: _Values) -> str:
+    """The text of a plan file, with the digest of all else in it."""
+    text = json.dumps(content, indent=1, allow_nan=False)
+    return json.dumps({**content, "digest": _digest(text)}, indent=1) + "\n"
+
+
+def _content(path: Path, most: int) -> bytes:
+    """The bytes of a file of a limited size."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise ValueError(f"{path.name} has more than {most:,} bytes, which no such plan has")
+    return data
+
+
+def _arrays(data: bytes) -> _Stored:
+    """The arrays of an npz file, which take no more memory than the file."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        # Compressed entries may unfold to any size, and several may share bytes.
+        if sum(entry.file_size for entry in archive.infolist()) > len(data):
+            raise ValueError("its arrays are larger than their file, which dpjax does not write")
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def _target(settings: _Values, roster: Roster) -> Target:
+    """What the noise is for, by settings; refused where sites cannot run it."""
+    names = tuple(roster)
+    check_keys("", settings, SECTIONS.keys() | _DEFAULTS | {"rounds"})
+    check_sections(settings, _REQUIRED)
+    _validate.integer("rounds", settings["rounds"], maximum=_MOST_ROUNDS)
+    _validate.integer("seed", settings["seed"], minimum=0, maximum=2**32 - 1)
+    averages = _validate.integer("average_rounds", settings["average_rounds"], minimum=0)
+    parts = config_parts(settings, names)
+    designs = parts.pop("noise")
+    terms = compatibility.noise(designs[0] if designs else None)
+    protect = parts["protect"]
+    sampler = parts["sampler"]
+    is_dsgd = compatibility.method(parts["method"]).payload == "dsgd"
+    rules = {
+        f"roster has more than {_MOST_SITES} sites; leave some out": len(names) > _MOST_SITES,
+        "[[noise]] is not one design; give one, as sites send nothing without noise": (
+            len(designs) != 1 or None in designs
+        ),
+        "release is not true; leave it out, as sites draw the noise of a release": (
+            settings["release"] is not True
+        ),
+        "[sampler] has secret batches, which hide nothing from sites; give Full or Random": (
+            sampler.amplification(None) is not None
+        ),
+        "[protect] gradients is 'view', which training of several sites breaks; leave it out": (
+            protect.gradients != "any"
+        ),
+        "[protect] gradient_gap is an assumption; give clip_norm, which sites enforce": (
+            protect.gradient_gap is not None
+        ),
+        "[protect] attacker is 'aggregator', and sites read single messages; leave it out": (
+            protect.attacker == "aggregator"
+        ),
+        "[protect] relation is of clients, whom sites do not deal; protect records or agents": (
+            protect.unit == "client"
+        ),
+        "[[noise]] is Laplace's, which no site hardens; give a Gaussian design": (
+            terms.loss == "pure"
+        ),
+        "average_rounds is for last models that messages show; leave it out, or give DSGD": (
+            averages > 0 and not is_dsgd
+        ),
+    }
+    _validate.refuse(rules)
+    data = settings["data"]
+    check_keys("[data] ", data, {"counts"})
+    counts = data.get("counts") or {}
+    if counts.keys() != (set(names) if sampler.needs_counts else set()):
+        remedy = "give the number of records of each site by name for Full, and none for others"
+        raise _validate.refusal("[data] counts", counts, remedy)
+    # One process may not release noise of several holders, which sites draw each for itself.
+    parts["release"] = terms.released
+    (design,) = designs
+    with naming(part_titles(parts, {"noise": design})):
+        config = Config(noise=design, **parts)
+        matrix = _mixing(settings["network"], names)
+        numbers: Any = [counts[name] for name in names] if counts else None
+        return Target(config, matrix, numbers)
+
+
+def _mixing(network: _Values, names: tuple[str, ...]) -> mixing.Mixing:
+    """The mixing matrix of edges, in the order of the roster."""
+    check_keys("[network] ", network, {"edges", "mixing"})
+    edges = [_validate.entries("[network] edges", edge) for edge in network.get("edges", [])]
+    ends = {str(end) for edge in edges for end in edge}
+    if ends != set(names) or any(len(edge) != 2 or edge[0] == edge[1] for edge in edges):
+        remedy = f"give pairs of sites, with each of {[*names]} in one or more"
+        raise _validate.refusal("[network] edges", edges, remedy)
+    graph = nx.Graph()
+    graph.add_nodes_from(names)
+    graph.add_edges_from(edges)
+    weights = network.get("mixing", "metropolis")
+    return _WEIGHTS[_validate.one_of("[network] mixing", weights, _WEIGHTS)](graph)
+
+
+def _plan(target: Target, noise: Calibrated) -> Plan:
+    """The plan, audited; refused where no site can make its own part of a round."""
+    plan = Plan(target, noise, calibration.guarantee_of(target, noise))
+    receives = plan.method.exchange.for_agents(plan.mixing, [0], plan.senders[:1])
+    draws = noise.privatizer(target).for_agents(plan.arrays, [0])
+    if not compatibility.by_agent(plan.method) or receives is None or draws is None:
+        raise ValueError(
+            f"[method] is {plan.method} with {target.config.noise}, whose rounds need all agents; "
+            "give DSGD with one gossip step, Tracking or GradientTracking, and noise by a factor, "
+            "such as Independent or Whisper"
+        )
+    return plan
+
+
+def _made_noise(target: Target) -> Calibrated:
+    """The noise, made for a budget whose reserve stays for finite precision."""
+    config = target.config
+    # A config that is no release would keep nothing for it, and sites harden this noise, too.
+    budget = target.budget if config.release else target.budget.without_reserve()
+    config = dataclasses.replace(config, budget=budget)
+    noise = make(config, target.mixing, counts=target.counts).noise
+    assert noise is not None
+    return noise
+
+
+def _noise_arrays(noise: Calibrated | None) -> _Stored:
+    """The arrays that a file holds of noise."""
+    assert noise is not None
+    return dict(noise.arrays) | ({} if noise.strategy is None else {"strategy": noise.strategy})
+
+
+def _stored_plan(target: Target, arrays: _Stored) -> Plan:
+    """The plan of a file's arrays."""
+    matrix = arrays.pop("mixing")
+    # Other processors may round otherwise, and all sites take the file's bits.
+    if not np.allclose(matrix, target.mixing, rtol=0.0, atol=1e-12):
+        raise ValueError("its mixing matrix is not that of its network")
+    target = dataclasses.replace(target, mixing=matrix)
+    noise: Calibrated
+    if isinstance(target.config.noise, Correlated):
+        # How good a design is knows who solved for it, and a site has none to save.
+        noise = Factored(arrays["factor"], arrays.get("strategy"), None)  # type: ignore[arg-type]
+    else:
+        noise = _made_noise(target)
+    made = _noise_arrays(noise)
+    for name in made.keys() | arrays:
+        if not np.array_equal(made.get(name, ()), arrays.get(name, ())):
+            raise ValueError(f"its array {name} is not what the plan makes here, to the bit")
+    return _plan(target, noise)
+
+
+def _model(
+    section: _Values, schema: Schema
+) -> tuple[nn.Module, dict[str, jax.ShapeDtypeStruct], str]:
+    """The model, its leaves and the name of its loss; the schema says the number of classes."""
+    fields = {key: value for key, value in section.items() if key not in MODEL_OPTIONS}
+    kind = MODELS[_validate.one_of("[model] name", fields.pop("name", "MLP"), MODELS)]
+    loss = section.get("loss", "cross_entropy")
+    with naming({"loss": "[model] loss"}):
+        schema.check_loss(loss)
+    if loss == "cross_entropy":
+        for field in inspect.signature(kind).parameters.keys() & {"outputs", "classes"}:
+            fields.setdefault(field, len(schema.classes))
+    module = constructed("model", kind, fields)
+    record = jax.ShapeDtypeStruct((1, *schema.shape), "float32")
+    tree = jax.eval_shape(module.init, jax.random.key(0), record)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return module, {jax.tree_util.keystr(path): leaf for path, leaf in leaves}, loss
+
+
+def _models_in_message(plan: Plan) -> int:
+    """How many arrays of a model's size a message has: as many as noise is added to."""
+    sensitivity = plan.method.sensitivity
+    if sensitivity is None:
+        return 1
+    return np.shape(sensitivity(float, np.ones(1), 1.0, plan.target.dense))[-1]
