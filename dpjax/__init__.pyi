@@ -30,6 +30,7 @@ from dpjax.plans.plan import Plan as Plan
 from dpjax.plans.plan import make as _make
 from dpjax.plans.protect import Budget as Budget
 from dpjax.plans.protect import Protect as Protect
+from dpjax.sites.start import site as site
 from dpjax.topology import graphs as graphs
 from dpjax.topology import mixing as mixing
 

@@ -326,7 +326,7 @@ def create(path: Path, content: Content, *, mode: int = 0o666) -> None:
     Raises:
         FileExistsError: If the name is taken; that file is left as it is.
     """
-    with beside(path, content, mode) as written:
+    with new_file(path, content, mode) as written:
         try:
             os.link(written, path)  # fails where the name is taken, unlike a rename
         except OSError as error:
@@ -345,12 +345,12 @@ def replace(path: Path, content: Content, *, mode: int = 0o666) -> None:
         content: All of it, or what writes all of it to an open file.
         mode: The file's mode, before the process's mask, from its first byte on.
     """
-    with beside(path, content, mode) as written:
+    with new_file(path, content, mode) as written:
         os.replace(written, path)
 
 
 @contextlib.contextmanager
-def beside(path: Path, content: Content, mode: int) -> Iterator[Path]:
+def new_file(path: Path, content: Content, mode: int) -> Iterator[Path]:
     """Write a file beside another one, in its folder; it is gone when the block ends.
 
     Args:

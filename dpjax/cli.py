@@ -109,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Called by itself: tyro words the errors of what it calls on its way.
         actions = [words[len(name) + 1 :] for words in _FUNCTIONS if words.startswith(f"{name} ")]
         if actions and not options:
-            names = ", ".join(actions[:-1])
-            raise ValueError(f"missing: {names} or {actions[-1]}; see {prog} --help")
+            first = ", ".join(actions[:-1])
+            raise ValueError(f"missing: {first} or {actions[-1]}; see {prog} --help")
         if actions and not options[0].startswith("-"):
             action = options.pop(0)
             _check("action", [action], actions, prog)

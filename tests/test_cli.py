@@ -199,6 +199,7 @@ def test_event_of_another_parser_keeps_its_box(
 
 
 HELPS = ["train", "plot", "design", "account", "secagg serve", "secagg join"]
+HELPS += ["site request", "site authority", "site plan", "site run"]
 """Commands whose help has an example."""
 
 
@@ -207,7 +208,6 @@ def test_example_of_help_is_one_line(
     command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds all that the command requires: only work is refused, as it is not done here."""
-    *_, name = command.split()
     assert cli.main([*command.split(), "--help"]) == 0
     (example,) = re.findall("^Example: dpjax (.*)$", capsys.readouterr().out, re.MULTILINE)
     assert example.startswith(command)
@@ -215,7 +215,7 @@ def test_example_of_help_is_one_line(
     def done(**values: object) -> int:
         return 0
 
-    words = cli._command(name)
+    words = cli._command(command)
     done.__signature__ = inspect.signature(words)  # type: ignore[attr-defined]
     done.__annotations__ = words.__annotations__
     monkeypatch.setattr(cli, "_command", lambda name: done)
@@ -226,7 +226,7 @@ def test_list_of_actions_breaks_no_example(capsys: Capture) -> None:
     assert cli.main(["secagg", "--help"]) == 0
     text = capsys.readouterr().out
     for name in ("serve", "join"):
-        summary = (cli._command(name).__doc__ or "").partition("\n")[0]
+        summary = (cli._command(f"secagg {name}").__doc__ or "").partition("\n")[0]
         assert f"{name:<8}{summary}" in text and "Example" not in text
 
 

@@ -132,8 +132,8 @@ def _check_counts(plans: Plans, problem: Problem, agents: Sequence[int] | None) 
     counts = problem.partition.counts
     names = problem.partition.names
     for plan in plans:
-        known = plan.counts
-        members = range(plan.agents)
+        planned_counts = plan.counts
+        members = list(range(plan.agents))
         if agents is not None:
             of_some = _validate.agents("agents", agents, maximum=plan.agents - 1)
             if not of_some or len(set(of_some)) != len(of_some):
@@ -146,8 +146,8 @@ def _check_counts(plans: Plans, problem: Problem, agents: Sequence[int] | None) 
                 "partition the data over the network's agents"
             )
         # Rates and divisors follow from the counts that the plan was made for.
-        if known is not None and not np.array_equal(known[members], counts):
-            planned = _validate.shown(known[members].tolist())
+        if planned_counts is not None and not np.array_equal(planned_counts[members], counts):
+            planned = _validate.shown(planned_counts[members].tolist())
             actual = _validate.shown(counts.tolist())
             raise ValueError(
                 f"the plan is for {planned} records of the agents, the problem has {actual}; make "

@@ -180,9 +180,9 @@ def rounds(
     place = Checkpoint(key_file=key_file)
     checkpoint.check_storage(plans, place)
     if agents is not None:
-        own = part(plan, problem, seed, agents)
-        functions = _rounds_of_agents(own)
-        functions.guarantee = own.guarantee
+        agents_part = part(plan, problem, seed, agents)
+        functions = _rounds_of_agents(agents_part)
+        functions.guarantee = agents_part.guarantee
         return functions
     data, instance, guarantee = _prepared(tasks)
     if plan.config.release:
@@ -478,7 +478,7 @@ def _mark(noise_key: PRNGKeyArray, agents: Sequence[int] = ()) -> PRNGKeyArray:
     return functools.reduce(fold_in, agents, fold_in(noise_key, _MARK))
 
 
-class Part(NamedTuple):
+class _Part(NamedTuple):
     """Some agents' part of a plan: what is compiled, and the arguments of all rounds.
 
     Attributes:
@@ -503,7 +503,7 @@ class Part(NamedTuple):
         return max(map(len, self.senders))
 
 
-def part(plan: Plan, problem: Problem, seed: int, agents: Sequence[int]) -> Part:
+def part(plan: Plan, problem: Problem, seed: int, agents: Sequence[int]) -> _Part:
     """Return some agents' part of a plan, from values that hold nothing of the others.
 
     Guarantee: records, keys, rows of W and of the factor are arguments of the programs, which JAX
@@ -553,24 +553,24 @@ def part(plan: Plan, problem: Problem, seed: int, agents: Sequence[int]) -> Part
     statics = statics._replace(agents=len(members), privatizer=privatizer, members=numbers)
     places = members if problem.agents == plan.agents else range(len(members))
     data = _records_of(problem, places)._replace(frozen=instance.data.frozen)
-    own = instance._replace(
+    instance = instance._replace(
         arrays=arrays,
         data=data,
         mark=_mark(instance.noise_key, members),
         models=jax.tree.map(lambda leaf: leaf[:, :, np.array(members)], instance.models),
     )
-    first = _initial(statics, own)
+    first = _initial(statics, instance)
     # From the noise key follow keys of links between others, so rounds do not keep it. Noise takes
     # its keys from the state alone.
-    own = own._replace(noise_key=keys.throwaway(1)[0])
+    instance = instance._replace(noise_key=keys.throwaway(1)[0])
     if not isinstance(combine, jax.tree_util.Partial):
         combine = jax.tree_util.Partial(combine)
-    return Part(statics, own, first, combine, senders, guarantee)
+    return _Part(statics, instance, first, combine, senders, guarantee)
 
 
-def _rounds_of_agents(own: Part) -> Rounds:
+def _rounds_of_agents(agents_part: _Part) -> Rounds:
     """The functions of some agents of a simulation."""
-    statics, instance, first, combine, _, _ = own
+    statics, instance, first, combine, _, _ = agents_part
     assert statics.members is not None
     members = list(statics.members.numbers)
 
@@ -590,7 +590,7 @@ def _rounds_of_agents(own: Part) -> Rounds:
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
         check_form(state, first)
         _check_sent(sent)
-        expected = shapes(sent.message, len(members), own.widest)
+        expected = shapes(sent.message, len(members), agents_part.widest)
         host.check_delivered("received is", received, expected)
         return incoming_of_agents(statics, instance, combine, state, sent, received)
 

@@ -613,7 +613,7 @@ class _Coloured(Privatizer):
             strategy=strategy,
             grid=self.grid,
             rows=self.rows,
-            given=arrays.get("normals"),
+            normals=arrays.get("normals"),
         )
 
     def for_agents(

@@ -14,7 +14,7 @@ certificate a third party from standing between two ends.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal, NamedTuple, Protocol, TypeAlias
@@ -127,6 +127,13 @@ class Channel(Protocol):
         >>> def channel_of(carrier: GrpcChannel) -> Channel:
         ...     return carrier
     """
+
+    @property
+    def insecure(self) -> bool:
+        """Whether messages cross without encryption."""
+
+    def statistics(self) -> Mapping[str, Traffic]:
+        """What went between this site and each peer."""
 
     def open(
         self, greeting: Callable[[str], bytes], check: Callable[[str, bytes], str | None]

@@ -3,7 +3,6 @@
 import json
 import logging
 import secrets
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -125,16 +124,14 @@ def run_command(
     for name in ("plan", "data"):
         if name not in values:
             raise ValueError(f"{settings}: {name} is missing; `dpjax site run --help`")
-    own = start.site(
-        values["plan"], values["data"], values, insecure_loopback=insecure_loopback
-    )
+    member = start.site(values["plan"], values["data"], values, insecure_loopback=insecure_loopback)
     try:
-        print(own.guarantee.statement(), file=sys.stderr)
-        metrics = _Metrics(own.folder / "metrics.jsonl")
-        own.run(metrics)
-        return _end(own, metrics.last)
+        logging.getLogger("dpjax.sites").info("%s: %s", member.name, member.guarantee.caption())
+        metrics = _Metrics(member.folder / "metrics.jsonl")
+        member.run(metrics)
+        return _end(member, metrics.last)
     finally:
-        own.close()
+        member.close()
 
 
 class _Metrics:
@@ -153,15 +150,15 @@ class _Metrics:
             file.write(line + "\n")
 
 
-def _end(own: Site, last: dict[str, float]) -> int:
+def _end(member: Site, last: dict[str, float]) -> int:
     """Write what the site ends with, and say where it is."""
-    model = own.folder / "model.npz"
+    model = member.folder / "model.npz"
     if not model.exists():
-        own.save(model)
+        member.save(model)
     text = ", ".join(f"{name} {value:.4g}" for name, value in sorted(last.items()))
-    print(own.guarantee.statement())
-    print(f"kept here: {own.folder}, whose metrics no guarantee covers")
-    print(f"{own.name}: round {own.round}, model {model}; {text or 'done before'}")
+    print(member.guarantee.statement())
+    print(f"kept here: {member.folder}, whose metrics no guarantee covers")
+    print(f"{member.name}: round {member.round}, model {model}; {text or 'done before'}")
     return 0
 
 

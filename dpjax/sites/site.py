@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from dpjax import _files, _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine.result import Progress
-from dpjax.engine.step import Metrics, Outgoing
+from dpjax.engine.step import NOT_FINITE, Metrics, Outgoing
 from dpjax.learning.problem import Problem
 from dpjax.plans import calibration
 from dpjax.plans.calibration import Factored
@@ -50,12 +50,29 @@ class MustLeave(ValueError):
 class Agreement(Protocol):
     """What all sites agree on, as `dpjax.sites.project.Project` has it."""
 
-    plan: Plan
-    names: tuple[str, ...]
-    roster: Roster
-    seed: int
-    digest: str
-    average_rounds: int
+    @property
+    def plan(self) -> Plan:
+        """Calibrated and audited, with ``release=True``."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sites, in the plan's order."""
+
+    @property
+    def roster(self) -> Roster:
+        """Their public keys."""
+
+    @property
+    def seed(self) -> int:
+        """Of the first models and of batches; public."""
+
+    @property
+    def digest(self) -> str:
+        """Of all that the plan is made of."""
+
+    @property
+    def average_rounds(self) -> int:
+        """How often sites average on after the last round, without noise."""
 
     def terms(self) -> Mapping[str, str]:
         """What sites compare: items, each with its digest or text."""
@@ -96,7 +113,7 @@ class _Neighbour:
         live: Whether one is open now.
         acknowledged: The last round of this site's that it has on disk.
         finished: Whether it needs nothing more.
-        backlog: What is to be said to it next.
+        backlog: What is to be frame to it next.
     """
 
     name: str
@@ -183,8 +200,7 @@ class Site:
     @property
     def guarantee(self) -> Guarantee:
         """What all rounds guarantee, finite precision included."""
-        insecure = bool(getattr(self._channel, "insecure", False))
-        return self.compute.guarantee.replace(sites=True, insecure=insecure)
+        return self.compute.guarantee.replace(sites=True, insecure=self._channel.insecure)
 
     @property
     def round(self) -> int:
@@ -204,7 +220,7 @@ class Site:
         """
         assert self._state is not None
         released = jax.device_get(self.compute.released(self._state))
-        entries = {"statement": np.array(self.guarantee.statement())}
+        entries: dict[str, Any] = {"statement": np.array(self.guarantee.statement())}
         for place, leaf in jax.tree.leaves_with_path(released):
             entries[jax.tree_util.keystr(place)] = leaf[0]
         with _files.writing("path", path):
@@ -215,8 +231,8 @@ class Site:
         folder = self._folder
         self._audit = Audit(folder)
         nonce = folder.drawn("nonce")
-        own = wire.signed_presence(self._identity, nonce, self.agreement.terms())
-        self._presences: _Presences = {self.name: own}
+        presence = wire.signed_presence(self._identity, nonce, self.agreement.terms())
+        self._presences: _Presences = {self.name: presence}
         self._run = b""
         self._log = Log(folder)
         self._unkept: list[wire.Header] = []
@@ -232,17 +248,17 @@ class Site:
 
     def _resume(self, begun: bytes) -> None:
         """Take up the run that the folder is of."""
-        said = _whole(begun, wire.Presences, "run")
-        presences = {presence.name: presence for presence in said.presences}
-        own = self._presences[self.name]
-        stored = presences.get(self.name, own)
-        differing = _differences(stored.terms, own.terms)
+        frame = _whole(begun, wire.Presences, "run")
+        presences = {presence.name: presence for presence in frame.presences}
+        current = self._presences[self.name]
+        stored = presences.get(self.name, current)
+        differing = _differences(stored.terms, current.terms)
         if differing:
             raise ValueError(
                 f"folder is {str(self._folder.path)!r}, of a run that differs in {differing}; "
                 "restore these, or name another folder for another project"
             )
-        if stored.nonce != own.nonce or set(presences) != set(self.agreement.names):
+        if stored.nonce != current.nonce or set(presences) != set(self.agreement.names):
             raise MustLeave(f"{self._folder.path} is not of one run; this site must leave")
         self._presences = presences
         if self._folder.read("state") is not None:
@@ -264,13 +280,13 @@ class Site:
     def _stored_message(self, name: str, sender: str) -> wire.RoundMessage:
         """A message of a file, whose signature still holds."""
         content = self._folder.read(name)
-        said = _whole(content or b"", wire.RoundMessage, name)
-        if not self._is_signed(said.header(sender)):
+        frame = _whole(content or b"", wire.RoundMessage, name)
+        if not self._is_signed(frame.header(sender)):
             raise Damaged(
                 f"{self._folder.path / name} is damaged, and may be out already; this site must "
                 "leave"
             )
-        return said
+        return frame
 
     def _is_signed(self, header: wire.Header) -> bool:
         content = wire.message_content(self._run, 0, header)
@@ -360,6 +376,8 @@ class Site:
         """Metrics of a round and of the models after it, [1, 1] each."""
         assert self._state is not None
         metrics = {**of_round, **self.compute.metrics(self._state)}
+        # A message that is not finite ends the run by an error.
+        metrics.pop(NOT_FINITE, None)
         return {name: np.reshape(np.asarray(value), (1, 1)) for name, value in metrics.items()}
 
     def _computed(self, state: State) -> tuple[Outgoing | None, wire.RoundMessage]:
@@ -439,11 +457,13 @@ class Site:
             waiting = [peer for peer in self._neighbours.values() if not peer.finished]
             return not waiting or time.monotonic() > end
 
-        self._wait(is_over, lambda: [])
+        self._wait(is_over, lambda: [n.name for n in self._neighbours.values() if not n.finished])
         for peer in self._neighbours.values():
             if not peer.finished:
                 _log.warning("%s is not done yet; start this site again if it needs it", peer.name)
         self._flush()
+        self._told = 0.0
+        self._tell(lambda: [], "is done")
 
     # What is heard.
 
@@ -472,16 +492,18 @@ class Site:
         peers = {}
         for peer in self._neighbours.values():
             session = "open" if peer.live else "closed"
-            numbers = traffic[peer.name]._asdict() if peer.name in traffic else {}
-            peers[peer.name] = {"session": session, "acknowledged": peer.acknowledged, **numbers}
-        own = [header for header in self._log if header.sender == self.name]
+            peers[peer.name] = {"session": session, "acknowledged": peer.acknowledged}
+            if peer.name in traffic:
+                numbers = traffic[peer.name]._asdict()
+                peers[peer.name] |= {key: round(value, 1) for key, value in numbers.items()}
+        headers = [header for header in self._log if header.sender == self.name]
         status = {
             "name": self.name,
             "time": time.time(),
             "doing": doing + "; ".join(missing()),
             "round": self._round,
             "rounds": self._last,
-            "sent": len(own),
+            "sent": len(headers),
             "caption": self.guarantee.caption(),
             "peers": peers,
         }
@@ -504,7 +526,7 @@ class Site:
         return texts
 
     def _flush(self) -> None:
-        """Say what is to be said, as far as sessions take it."""
+        """Say what is to be frame, as far as sessions take it."""
         for peer in self._neighbours.values():
             while peer.backlog and self._channel.send(peer.name, peer.backlog[0]):
                 peer.backlog.popleft()
@@ -544,40 +566,40 @@ class Site:
         if self._round == self._last:
             peer.backlog.append(wire.encoded(wire.Finished(self._round)))
 
-    def _take(self, peer: _Neighbour, said: wire.Said) -> None:
-        """What a neighbour said."""
-        if isinstance(said, wire.Presences):
-            self._take_presences(peer, said)
-        elif isinstance(said, wire.Refusal):
-            _log.warning("%s: %s", peer.name, said.reason)
+    def _take(self, peer: _Neighbour, frame: wire.Frame) -> None:
+        """What a neighbour frame."""
+        if isinstance(frame, wire.Presences):
+            self._take_presences(peer, frame)
+        elif isinstance(frame, wire.Refusal):
+            _log.warning("%s: %s", peer.name, frame.reason)
         elif not self._run:
             raise Refused("the run has not begun here")
-        elif isinstance(said, wire.RoundMessage):
-            self._take_message(peer, said)
-        elif isinstance(said, wire.Receipt):
-            own = self._log.get(self.name, said.round)
-            if own is None or own.digest != said.digest:
-                raise Refused(f"a receipt of round {said.round} for what this site did not send")
-            peer.acknowledged = max(peer.acknowledged, said.round)
-        elif isinstance(said, wire.Headers):
-            new = [header for header in said.headers if self._is_news(header)]
+        elif isinstance(frame, wire.RoundMessage):
+            self._take_message(peer, frame)
+        elif isinstance(frame, wire.Receipt):
+            header = self._log.get(self.name, frame.round)
+            if header is None or header.digest != frame.digest:
+                raise Refused(f"a receipt of round {frame.round} for what this site did not send")
+            peer.acknowledged = max(peer.acknowledged, frame.round)
+        elif isinstance(frame, wire.Headers):
+            new = [header for header in frame.headers if self._is_news(header)]
             self._hand_on(peer, new)
-        elif isinstance(said, wire.Finished):
-            peer.finished = said.round == self._last
+        elif isinstance(frame, wire.Finished):
+            peer.finished = frame.round == self._last
         else:
             raise Refused("a greeting after the hello")
 
-    def _take_presences(self, peer: _Neighbour, said: wire.Presences) -> None:
+    def _take_presences(self, peer: _Neighbour, frame: wire.Presences) -> None:
         """Learn who takes part; with the last presence the run has a name."""
         new = []
-        for presence in said.presences:
-            known = self._presences.get(presence.name)
-            if known is None:
+        for presence in frame.presences:
+            earlier = self._presences.get(presence.name)
+            if earlier is None:
                 wire.check_presence(presence, self.agreement.roster)
                 self._compare(presence)
                 self._presences[presence.name] = presence
                 new.append(presence)
-            elif known.content != presence.content:
+            elif earlier.content != presence.content:
                 raise Refused(f"{presence.name} has begun twice, with two folders or plans")
         for other in self._neighbours.values():
             if new and other is not peer and other.live:
@@ -599,21 +621,21 @@ class Site:
         header = message.header(peer.name)
         if not peer.sends or not self._is_signed(header):
             raise Refused(f"round {message.round} is not signed for this run, or on no link of it")
-        known = self._log.get(peer.name, message.round)
-        if known is not None and known.digest != header.digest:
-            self._accuse(known, header)
-        kept = message.round < self._round or (peer.name, message.round) in self._arrived
-        if not kept:
+        earlier = self._log.get(peer.name, message.round)
+        if earlier is not None and earlier.digest != header.digest:
+            self._accuse(earlier, header)
+        is_stored = message.round < self._round or (peer.name, message.round) in self._arrived
+        if not is_stored:
             # A neighbour may be one round ahead, and no more.
             if message.round > self._round + 1 or message.round >= self._last:
                 raise Refused(f"round {message.round} in round {self._round}")
             opened = self._opened(message)
             self._folder.create(f"received/{message.round}.{peer.name}", wire.encoded(message))
             self._arrived[peer.name, message.round] = opened
-            if known is None:
+            if earlier is None:
                 self._note(header)
                 self._hand_on(peer, [header])
-        elif known is None:
+        elif earlier is None:
             raise Refused(f"round {message.round}, which this site never had")
         peer.backlog.append(wire.encoded(wire.Receipt(message.round, header.digest)))
 
@@ -635,16 +657,16 @@ class Site:
 
     def _is_news(self, header: wire.Header) -> bool:
         """Whether a header was not known; two of one round prove that its sender sent both."""
-        known = self._log.get(header.sender, header.round)
-        if known is not None and known.digest == header.digest:
+        earlier = self._log.get(header.sender, header.round)
+        if earlier is not None and earlier.digest == header.digest:
             return False
         if header.round >= self._last or not self._is_signed(header):
             raise Refused(f"a header of {header.sender!r} is not signed for this run")
         if header.sender == self.name:
             self._doubt = self._foreign(header, "a neighbour")
             return False
-        if known is not None:
-            self._accuse(known, header)
+        if earlier is not None:
+            self._accuse(earlier, header)
         self._note(header)
         return True
 
@@ -687,21 +709,21 @@ class Site:
     def _check(self, peer: str, data: bytes) -> str | None:
         """Why a neighbour's part of a hello is refused; None where it is not."""
         try:
-            said = wire.decoded(data)
-            if not isinstance(said, wire.Greeting) or said.presence.name != peer:
+            frame = wire.decoded(data)
+            if not isinstance(frame, wire.Greeting) or frame.presence.name != peer:
                 raise Refused("the hello has no greeting")
-            wire.check_presence(said.presence, self.agreement.roster)
+            wire.check_presence(frame.presence, self.agreement.roster)
             with self._guard:
-                self._compare(said.presence)
-                self._check_greeting(peer, said)
+                self._compare(frame.presence)
+                self._check_greeting(peer, frame)
         except Refused as refusal:
             return str(refusal)
         return None
 
     def _check_greeting(self, peer: str, greeting: wire.Greeting) -> None:
         """Refuse another run, and stop where a neighbour has what this folder lacks."""
-        known = self._presences.get(peer)
-        if known is not None and known.nonce != greeting.presence.nonce:
+        earlier = self._presences.get(peer)
+        if earlier is not None and earlier.nonce != greeting.presence.nonce:
             raise Refused(
                 f"{peer} began again with another folder, whose noise would be another; it must "
                 "leave"
@@ -709,8 +731,8 @@ class Site:
         if self._run and greeting.run and greeting.run != self._run:
             raise Refused(f"{peer} is in another run")
         for header in greeting.shown:
-            own = self._log.get(self.name, header.round)
-            if own is not None and own.digest == header.digest:
+            noted_header = self._log.get(self.name, header.round)
+            if noted_header is not None and noted_header.digest == header.digest:
                 continue
             if header.sender != self.name or not self._run or not self._is_signed(header):
                 raise Refused(f"{peer} shows a message that {self.name} did not sign")
@@ -757,15 +779,15 @@ def _differences(theirs: tuple[tuple[str, str], ...], mine: tuple[tuple[str, str
     return " and ".join(f"the {item}" for item in items)
 
 
-def _whole(content: bytes, kind: type[wire.SaidT], name: str) -> wire.SaidT:
+def _whole(content: bytes, kind: type[wire.FrameT], name: str) -> wire.FrameT:
     """What a file of the site's own says."""
     try:
-        said = wire.decoded(content)
+        frame = wire.decoded(content)
     except Refused as refusal:
         raise Damaged(f"{name} is damaged ({refusal}); this site must leave") from None
-    if not isinstance(said, kind):
+    if not isinstance(frame, kind):
         raise Damaged(f"{name} is damaged; this site must leave")
-    return said
+    return frame
 
 
 def _bytes_of(numbers: Tree) -> bytes:

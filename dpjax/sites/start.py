@@ -1,5 +1,6 @@
 """A site from its settings: its plan, identity, records, neighbours and folder."""
 
+import dataclasses
 import logging
 import os
 import tomllib
@@ -16,7 +17,7 @@ from dpjax.plans.settings import check_keys
 from dpjax.sites import data as data_
 from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import Limits
-from dpjax.sites.identity import Identity
+from dpjax.sites.identity import Identity, Renewal
 from dpjax.sites.project import Project
 from dpjax.sites.site import Agreement, Site, Waits
 from dpjax.sites.store import shared_secret
@@ -29,7 +30,7 @@ _Settings: TypeAlias = Mapping[str, Any]
 _Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]
 _KEYS = frozenset(
     ("name", "plan", "certificate", "key", "authority", "folder", "listen", "secret", "departed")
-    + ("neighbours", "data", "held_out", "waits", "limits")
+    + ("neighbours", "data", "held_out", "waits", "limits", "renewals", "home")
 )
 _HEADROOM = 2**16
 """Bytes of a message beside its numbers."""
@@ -71,7 +72,8 @@ def site(
             agent of your own.
         settings: ``site.toml``, or its values: name, certificate, key, authority, folder,
             neighbours (name = "host:port"); where they apply listen ("host:port"), secret (the file
-            of a group's), held_out (the share that measures), waits (late, linger) and limits.
+            of a group's), held_out (the share that measures), departed (names), renewals (files),
+            waits (late, linger) and limits.
         insecure_loopback: Run without TLS, on one machine.
 
     Returns:
@@ -91,22 +93,26 @@ def site(
         if not isinstance(values.get(name), str | os.PathLike):
             raise ValueError(f"{name} is missing in the site's settings; give it as text")
     project = plan if not isinstance(plan, str | os.PathLike) else Project.load(home / plan)
+    if "renewals" in values:
+        project = _renewed(project, [home / path for path in values["renewals"]])
     files = {name: home / values[name] for name in ("certificate", "key", "authority")}
 
     def identity() -> Identity:
         return Identity.load(values["name"], **files)
 
     secret = shared_secret(home / values["secret"]) if "secret" in values else None
-    own = identity()
-    problem = data if isinstance(data, Problem) else _problem(project, own.name, data, values)
+    site_identity = identity()
+    problem = (
+        data if isinstance(data, Problem) else _problem(project, site_identity.name, data, values)
+    )
     leaves = jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     # A message of tracking has two models; a group of headers is small beside the headroom.
     limits = {"message_bytes": 4 * size + _HEADROOM, **values.get("limits", {})}
     channel = GrpcChannel(
-        own,
+        site_identity,
         project.roster,
-        _addresses(project, own.name, values),
+        _addresses(project, site_identity.name, values),
         values.get("listen"),
         Limits(**limits),
         departed=frozenset(values.get("departed", ())),
@@ -114,7 +120,27 @@ def site(
         insecure_loopback=insecure_loopback,
     )
     waits = Waits(**values.get("waits", {}))
-    return Site(project, problem, own, channel, home / values["folder"], secret=secret, waits=waits)
+    return Site(
+        project,
+        problem,
+        site_identity,
+        channel,
+        home / values["folder"],
+        secret=secret,
+        waits=waits,
+    )
+
+
+def _renewed(project: Agreement, paths: list[Path]) -> Agreement:
+    """The project, whose roster accepts keys that sites have renewed."""
+    if not isinstance(project, Project):
+        raise ValueError("renewals is given for a plan that is no Project; renew its roster")
+    roster = project.roster
+    for path in paths:
+        with _files.reading(path, "get the file of the renewal again"):
+            renewal = Renewal.from_bytes(path.read_bytes())
+        roster = roster.renewed(renewal)
+    return dataclasses.replace(project, roster=roster)
 
 
 def _addresses(project: Agreement, name: str, values: _Settings) -> dict[str, str | None]:

@@ -150,7 +150,7 @@ class Folder:
         path = self.path / name
         with _files.writing("folder", self.path):
             path.parent.mkdir(exist_ok=True, mode=0o700)
-            with _files.beside(path, content, 0o600) as written:
+            with _files.new_file(path, content, 0o600) as written:
                 move(written, path)
                 _synchronise(path.parent)
 
@@ -179,10 +179,10 @@ class Log:
         self._headers: dict[tuple[str, int], Header] = {}
         content = folder.read("headers") or b""
         # What a kill cut off was not relied on by anybody.
-        whole, end, rest = content.rpartition(b"\n")
+        complete, end, rest = content.rpartition(b"\n")
         if rest:
-            folder.replace("headers", whole + end)
-        for line in whole.splitlines():
+            folder.replace("headers", complete + end)
+        for line in complete.splitlines():
             header = _header_of(line)
             if header is None:
                 raise Damaged(f"{folder.path / 'headers'} is damaged; this site must leave")
@@ -203,8 +203,8 @@ class Log:
         Args:
             sender: The site.
         """
-        known = [header for (name, _), header in self._headers.items() if name == sender]
-        return max(known, key=lambda header: header.round, default=None)
+        headers = [header for (name, _), header in self._headers.items() if name == sender]
+        return max(headers, key=lambda header: header.round, default=None)
 
     def note(self, header: Header) -> None:
         """Note a header in memory; `keep` puts it on disk.
@@ -252,11 +252,11 @@ class Audit:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         content = folder.read(self.name) or b""
-        whole, end, rest = content.rpartition(b"\n")
+        complete, end, rest = content.rpartition(b"\n")
         if rest:
             # A kill cut it off.
-            folder.replace(self.name, whole + end)
-        lines = whole.splitlines()
+            folder.replace(self.name, complete + end)
+        lines = complete.splitlines()
         self._last = hashlib.sha256(lines[-1]).hexdigest() if lines else ""
 
     def note(self, event: str, **fields: str | int | float) -> None:

@@ -1,4 +1,4 @@
-"""What sites say to each other, and its bytes: what is not exactly one of these is refused.
+"""What sites say to each other, and its bytes: what is not exactly one of these frames is refused.
 
 Presence      a site's nonce and what it takes part in, signed; handed on to all sites
 Greeting      in the hello: a presence, the run, and the last message of the other end
@@ -9,9 +9,10 @@ Finished      that a site has all that it needs, and all have what it sent
 Refusal       why something was refused
 """
 
+import functools
 import hashlib
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 from dpjax.encoding.stream import library
 from dpjax.sites.identity import Identity, Refused, Roster
@@ -127,21 +128,21 @@ class Refusal(NamedTuple):
     reason: str
 
 
-Said: TypeAlias = Greeting | Presences | RoundMessage | Receipt | Headers | Finished | Refusal
-SaidT = TypeVar("SaidT", bound=Said)
-_KINDS: tuple[type, ...] = get_args(Said)
+Frame: TypeAlias = Greeting | Presences | RoundMessage | Receipt | Headers | Finished | Refusal
+FrameT = TypeVar("FrameT", bound=Frame)
+_KINDS: tuple[type, ...] = get_args(Frame)
 
 
-def encoded(said: Said) -> bytes:
+def encoded(frame: Frame) -> bytes:
     """Return a message as bytes.
 
     Args:
-        said: Any of the messages.
+        frame: Any of the messages.
     """
-    return _packed([_KINDS.index(type(said)), said])
+    return _packed([_KINDS.index(type(frame)), frame])
 
 
-def decoded(data: bytes) -> Said:
+def decoded(data: bytes) -> Frame:
     """Return the message that the bytes are.
 
     Args:
@@ -161,8 +162,8 @@ def decoded(data: bytes) -> Said:
     if not 0 <= number < len(_KINDS):
         raise Refused(f"bytes are a message of kind {number}, which there is not")
     kind = _KINDS[number]
-    said: Said = _built(kind, fields, kind.__name__)
-    return said
+    frame = _built(kind, fields, kind.__name__)
+    return cast(Frame, frame)
 
 
 def message_content(run: bytes, phase: int, header: Header) -> bytes:
@@ -221,7 +222,10 @@ def _packed(plain: object) -> bytes:
     return bytes(library("msgpack").packb(plain))
 
 
-def _built(kind: type, value: object, place: str) -> object:
+_hints = functools.cache(get_type_hints)
+
+
+def _built(kind: type, value: Any, place: str) -> object:
     """A value of an annotated type, whose parts are checked one by one."""
     if kind in (int, str, bytes):
         # type, not isinstance: True is an int.
@@ -237,7 +241,7 @@ def _built(kind: type, value: object, place: str) -> object:
         raise Refused(f"{place} is no list")
     names = getattr(kind, "_fields", None)
     if names is not None:
-        hints = get_type_hints(kind)
+        hints = _hints(kind)
         if len(value) != len(names):
             raise Refused(f"{place} has {len(value)} parts, not {len(names)}")
         parts = zip(names, value, strict=True)

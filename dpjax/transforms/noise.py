@@ -58,7 +58,7 @@ _Past = tuple[tuple[Float[Array, "w n d"], ...], ...]
 _Added = tuple[list[Array], _Past]
 """Leaves with their noise, and the past noise."""
 _Real = Array | np.ndarray
-GivenNormals = Float[Array, "l q entries"]
+_GroupNormals = Float[Array, "l q entries"]
 """Normals of a group of leaves in some consecutive rounds."""
 
 _PACK = 65_536
@@ -97,7 +97,7 @@ def correlated(
     grid: float | None = None,
     spread: Callable[[Array], Array] | None = None,
     rows: AgentRows = None,
-    given: Sequence[GivenNormals] | None = None,
+    normals: Sequence[_GroupNormals] | None = None,
 ) -> GradientTransformation:
     """Add noise F Z_t to agent-stacked updates; with a strategy C over rounds, F (C^-1 Z)_t.
 
@@ -132,7 +132,7 @@ def correlated(
         rows: For the noise of m agents alone: numbers of the q agents whose raw normals it is made
             of. The factor is then [m, q] (a diagonal [m] of q = m), and updates have m agents. None
             is all agents.
-        given: Normals in place of those of the key, [L, q, entries] for each group of leaves: round
+        normals: In place of those of the key, [L, q, entries] for each group of leaves: round
             t's at place t mod L, of all rounds that `dpjax.transforms.rounds.Route.drawn` names.
 
     Returns:
@@ -141,7 +141,7 @@ def correlated(
     Raises:
         ValueError: For another generator's key or an integer, a factor that is not square or not
             finite, a strategy of the wrong shape, a grid that is no power of two; in ``update``,
-            for rows with a grid and no given normals, given ones of another shape, and leaves
+            for rows with a grid and without normals, normals of another shape, and leaves
             without the n agents as their leading axis or of another than floating dtype.
 
     Reference:
@@ -185,11 +185,11 @@ def correlated(
         with precision():
             for index, group in enumerate(grouped(paths)):
                 shape = (raw, group.entries)
-                if given is not None:
-                    draw = _taken(given[index], shape)
+                if normals is not None:
+                    draw = _taken(normals[index], shape)
                 elif released and rows is not None:
                     # The hardened draw counts all agents' normals, and would give those of others.
-                    raise ValueError(f"rows is {rows} with a grid, which needs given normals")
+                    raise ValueError(f"rows is {rows} with a grid, which needs normals")
                 else:
                     draw = _draw(state.key, index, shape, group.dtype, released, rows)
                 if route is None:
@@ -837,11 +837,13 @@ def _draw(
     return draw
 
 
-def _taken(given: GivenNormals, shape: tuple[int, int]) -> rounds_.NormalsOf:
-    """Normals of a group by round, among those that were given."""
-    if given.shape[1:] != shape:
-        raise ValueError(f"given has shape {given.shape}; give [rounds, {shape[0]}, {shape[1]}]")
-    return lambda round: lax.dynamic_index_in_dim(given, round % len(given), keepdims=False)
+def _taken(normals: _GroupNormals, shape: tuple[int, int]) -> rounds_.NormalsOf:
+    """Normals of a group by round, among those of a driver."""
+    if normals.shape[1:] != shape:
+        raise ValueError(
+            f"normals has shape {normals.shape}; give [rounds, {shape[0]}, {shape[1]}]"
+        )
+    return lambda round: lax.dynamic_index_in_dim(normals, round % len(normals), keepdims=False)
 
 
 def _draw_key(key: PRNGKeyArray, round: Integer, group: int) -> PRNGKeyArray:

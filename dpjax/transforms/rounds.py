@@ -13,6 +13,7 @@ two (width the number of bands below the diagonal), (T + BLOCK) n d, T rounded u
 for the third. Coefficients are rounded to that dtype: `applied` is the strategy that results.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -71,7 +72,7 @@ class Route(NamedTuple):
     def _draws_again(self, shape: Shape) -> bool:
         """Whether the last round's numbers are drawn again in place of being kept."""
         width = self.weights.shape[1]
-        return self.kind == "moving" and width == 1 and np.prod(shape) >= _AGAIN
+        return self.kind == "moving" and width == 1 and math.prod(shape) >= _AGAIN
 
     def drawn(self, shape: Shape, t: int) -> range:
         """The rounds whose normals `step` asks for in round t, for noise of a shape [n, d]."""

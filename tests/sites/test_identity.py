@@ -384,7 +384,7 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("value", HOSTILE, ids=str)
+@pytest.mark.parametrize("value", HOSTILE, ids=lambda value: type(value).__name__)
 def test_hostile_arguments_are_no_signature(value, project):
     lyon = project.identities["lyon"]
     arguments = ["lyon", "hello", b"data", lyon.sign("hello", b"data")]

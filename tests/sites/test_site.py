@@ -261,7 +261,7 @@ def begun(runner: Runner, name: str = NAMES[0]) -> Site:
     return site
 
 
-def hear(site: Site, peer: str, said: wire.Said | bytes) -> list[wire.Said]:
+def hear(site: Site, peer: str, said: wire.Frame | bytes) -> list[wire.Frame]:
     """Let a site hear something from a neighbour, and return what it then says to it."""
     data = said if isinstance(said, bytes) else wire.encoded(said)
     neighbour = site._neighbours[peer]
@@ -317,7 +317,7 @@ def test_what_is_no_message_of_the_round_is_refused_by_name(
     rng = np.random.default_rng(0)
     before = content_of(runner.folder / "geneva")
     other_run = begun(Runner(runner.agreed, runner.identities, runner.folder / "other"))
-    hostile: list[tuple[bytes | wire.Said, str]] = [
+    hostile: list[tuple[bytes | wire.Frame, str]] = [
         (message_of(site, lyon, 0, payload_of(site, value)), "not finite")
         for value in (np.nan, np.inf, -np.inf)
     ]
