@@ -325,8 +325,10 @@ def _sealed(content: Section) -> str:
 
 def _content(path: Path, most: int) -> bytes:
     """The bytes of a file of a limited size."""
-    if path.stat().st_size > most:
-        raise ValueError(f"{path.name} has more than {most:,} bytes, which no such plan has")
+    size = path.stat().st_size
+    # A pipe or a device, behind a link say, may never end.
+    if size > most or not path.is_file():
+        raise ValueError(f"{path.name} has more than {most:,} bytes, or is no regular file")
     return path.read_bytes()
 
 
@@ -374,7 +376,8 @@ def _target(settings: Section, roster: Roster) -> Target:
     data = settings["data"]
     check_keys("[data] ", data, {"counts"})
     counts = data.get("counts") or {}
-    if counts.keys() != (set(names) if sampler.needs_counts else set()):
+    needed = set(names) if sampler.needs_counts else set()
+    if not isinstance(counts, Mapping) or counts.keys() != needed:
         remedy = "give the number of records of each site by name for Full, and none for others"
         raise _validate.refusal("[data] counts", counts, remedy)
     # One process may not release noise of several holders, which sites draw each for itself.

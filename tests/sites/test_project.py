@@ -276,6 +276,10 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
         ({"budget": {"epsilon": [1.0, 2.0, 3.0], "delta": 1e-5}}, "name the sites"),
         ({"data": {"name": "digits"}}, r"\[data\] name is unknown"),
         ({"data": {"counts": {"lyon": 3}}}, "counts is .* and none for others"),
+        (
+            {"sampler": {"name": "Full"}, "data": {"counts": [3, 4, 5]}},
+            "each site by name for Full",
+        ),
         ({"sampler": {"name": "Full"}}, "counts is .* of each site by name for Full"),
         (
             {"sampler": {"name": "Full"}, "data": {"counts": {"lyon": 3}}},
@@ -512,6 +516,18 @@ def test_bombs_take_no_memory(tmp_path: Path) -> None:
     assert _validate.resident()[0] - before < 2**28
     (tmp_path / "plan.npz").write_bytes(bytes(2**17))
     refused(tmp_path, "plan.npz has more than .* bytes")
+
+
+@pytest.mark.parametrize("name", ["plan.json", "plan.npz"])
+def test_what_is_no_file_is_not_read(name: str, tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / name).unlink()
+    # Reading it would take no memory, and would not end in an error of ours.
+    (tmp_path / name).symlink_to("/dev/null")
+    refused(tmp_path, f"{name} has more than .* bytes, or is no regular file")
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    refused(tmp_path, f"{name} has more than .* bytes, or is no regular file")
 
 
 def test_entries_that_share_bytes_are_refused(tmp_path: Path) -> None:
