@@ -11,13 +11,13 @@ channel must not fork.
 import logging
 import random
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from dpjax import _validate
@@ -83,7 +83,7 @@ class _Session:
         self.changed = threading.Condition(lock)
         self.peer = peer
         self.outbox: deque[bytes] = deque()
-        self.heard = time.monotonic()  # Infinite while its reader waits for room.
+        self.heard = monotonic()  # Infinite while its reader waits for room.
         self.deadline = self.heard + seconds
         self.cancel: Callable[[], object] = lambda: None
         self.is_open = False
@@ -182,8 +182,9 @@ class GrpcChannel:
             _validate.one_of("peers", name, [other for other in order if other != identity.name])
         if identity.public_key not in roster.accepted(identity.name):
             raise ValueError(f"identity has another key than the roster for {identity.name}")
-        if not self.insecure and not identity.certificate_chain:
-            raise ValueError("identity has no certificate; give one, nothing is sent without")
+        # gRPC would trust the system's authorities in place of none.
+        if not self.insecure and not (identity.certificate_chain and identity.authority):
+            raise ValueError("identity has no certificates; give them, nothing is sent without")
         place = order.index(identity.name)
         self._callers = [name for name in peers if order.index(name) > place]
         self._addresses = {
@@ -206,7 +207,6 @@ class GrpcChannel:
         self._stranger = _Peer("")
         self._ready: deque[_Peer] = deque()  # With events, in turn.
         self._sessions: list[_Session] = []
-        self._threads: list[threading.Thread] = []
         self._server: grpc.Server | None = None
 
     def open(
@@ -287,7 +287,7 @@ class GrpcChannel:
 
     def statistics(self) -> dict[str, Traffic]:
         """Return what went between this site and every peer."""
-        now = time.monotonic()
+        now = monotonic()
         return {
             name: Traffic(peer.sent, peer.received, peer.sessions, now - peer.heard)
             for name, peer in self._peers.items()
@@ -295,38 +295,29 @@ class GrpcChannel:
 
     def close(self) -> None:
         """End all sessions within two seconds; what was handed over goes out if peers take it."""
-        end = time.monotonic() + _LINGER
-        while any(session.outbox for session in list(self._sessions)) and time.monotonic() < end:
-            self._stopped.wait(0.01)
-        with self._lock:
+        with self._arrived:
             self._stopped.set()
-            self._arrived.notify_all()
             for session in self._sessions:
                 self._end(session, "this site closed the channel")
+            self._arrived.notify_all()
+            # The watch ends those that do not end by themselves.
+            self._arrived.wait_for(lambda: not self._sessions, 3 * _LINGER)
         if self._server is not None:
-            self._server.stop(_LINGER).wait(2 * _LINGER)
+            self._server.stop(None).wait(_LINGER)
             self._pool.shutdown(wait=False)
-        for thread in self._threads:
-            thread.join(max(0.0, end + 3 * _LINGER - time.monotonic()))
 
     def _start(self, run: Callable[..., None], *arguments: object) -> None:
-        """Run something in a thread of this channel."""
-        thread = threading.Thread(target=run, args=arguments, name="dpjax.sites", daemon=True)
-        with self._lock:
-            alive = [other for other in self._threads if other.is_alive()]
-            self._threads = [*alive, thread]
-            thread.start()
+        """Run something in a thread of this channel, which ends when the channel is closed."""
+        threading.Thread(target=run, args=arguments, name="dpjax.sites", daemon=True).start()
 
     def _watch(self) -> None:
         """End sessions that are silent, that do not end, and those whose hello does not."""
         hello = self._limits.hello
         keepalive = self._limits.keepalive
         while self._sessions or not self._stopped.is_set():
-            time.sleep(min(0.1, keepalive / 4, hello / 4))
-            now = time.monotonic()
-            with self._lock:
-                sessions = list(self._sessions)
-            for session in sessions:
+            sleep(min(0.1, keepalive / 4, hello / 4))
+            now = monotonic()
+            for session in list(self._sessions):
                 is_late = now > session.deadline
                 if session.is_over and is_late:
                     session.cancel()
@@ -346,27 +337,30 @@ class GrpcChannel:
                 lambda name: self._admit(session, self._peers[name]),
             )
             with self._lock:
-                session.is_open = not session.is_over
-                session.peer.sessions += 1
-                self._add(session.peer, "opened")
+                if not session.is_over:
+                    session.is_open = True
+                    session.peer.sessions += 1
+                    self._add(session.peer, "opened")
+            limit = self._limits.message_bytes
             while not session.is_over:
-                self._store(
-                    session, self._next(session, frames, _MESSAGE, self._limits.message_bytes)
-                )
+                self._store(session, self._next(session, frames, _MESSAGE, limit))
         except ConnectionRefusedError as error:
             self._end(session, str(error), is_refused=True)
-        except (ConnectionError, grpc.RpcError) as error:
+        except ConnectionError as error:
             self._end(session, str(error))
         except Refused as error:
             self._refuse(session, str(error))
         except Exception as error:  # What greets and checks is the caller's.
-            self._refuse(session, f"the hello failed at {self._identity.name}: {type(error)}")
+            self._refuse(
+                session, f"the hello failed at {self._identity.name}: {type(error).__name__}"
+            )
         finally:
             # Until the other end has read why; the watch ends it otherwise.
             with suppress(grpc.RpcError):
                 deque(frames, 0)
-            with self._lock:
+            with self._arrived:
                 self._sessions.remove(session)
+                self._arrived.notify_all()
 
     def _next(self, session: _Session, frames: Iterator[bytes], kind: bytes, limit: int) -> bytes:
         """The content of the next frame.
@@ -379,7 +373,7 @@ class GrpcChannel:
         frame = b""
         while not frame:
             frame = _frame(frames)
-            session.heard = time.monotonic()
+            session.heard = monotonic()
             session.peer.heard = session.heard
             session.peer.received += len(frame)
         content = frame[1:]
@@ -411,7 +405,7 @@ class GrpcChannel:
         with session.changed:
             session.heard = float("inf")
             session.changed.wait_for(lambda: session.is_over or len(inbox) < _FRAMES)
-            session.heard = time.monotonic()
+            session.heard = monotonic()
             if not session.is_over:
                 self._add(session.peer, "message", data)
 
@@ -427,17 +421,17 @@ class GrpcChannel:
         """End a session and say why, at both ends."""
         with self._lock:
             self._end(session, reason, is_refused=True)
+            session.outbox.clear()
             session.put(_REFUSAL + reason.encode())
 
     def _end(self, session: _Session, reason: str, *, is_refused: bool = False) -> None:
-        """End a session: what waits to be sent is dropped, and its stream has a second to end."""
+        """End a session; what waits to be sent still goes out while its stream ends."""
         peer = session.peer
         with self._lock:
             if session.is_over:
                 return
             session.is_over = True
-            session.deadline = time.monotonic() + _LINGER
-            session.outbox.clear()
+            session.deadline = monotonic() + _LINGER
             session.changed.notify_all()
             if is_refused:
                 self._report(peer, reason)
@@ -449,17 +443,15 @@ class GrpcChannel:
     def _report(self, peer: _Peer, reason: str) -> None:
         """Tell of a refusal, once a minute."""
         line = str(Refused(reason))
+        now = monotonic()
         with self._lock:
-            now = time.monotonic()
-            peer.reported = {
-                text: since for text, since in peer.reported.items() if now < since + _QUIET
-            }
-            if (
-                line not in peer.reported
-                and max(len(peer.reported), len(peer.inbox) / 4) < _REASONS
-            ):
+            for text, since in list(peer.reported.items()):
+                if now > since + _QUIET:
+                    del peer.reported[text]
+            has_room = len(peer.reported) < _REASONS and len(peer.inbox) < _EVENTS
+            if has_room and line not in peer.reported:
                 peer.reported[line] = now
-                _LOG.warning("refused: %s", line)
+                _LOG.warning("%s: refused: %s", peer.name or "a site", line)
                 self._add(peer, "refused", reason=line)
 
     # The end that listens.
@@ -496,29 +488,33 @@ class GrpcChannel:
         peer = self._stranger
         names = self._callers
         certificate = b""
-        session: _Session | None = None
         try:
             if not self.insecure:
                 pem = context.auth_context()["x509_pem_cert"][0]
                 name = check_certificate(pem, self._roster, self._departed)
                 if name not in names:
                     raise Refused(f"{name} does not dial {self._identity.name} in this plan")
-                names = [name]
                 peer = self._peers[name]
+                names = [name]
                 certificate = fingerprint(pem)
-            session = _Session(self._lock, peer, self._limits.hello)
-            session.cancel = context.cancel
-            with self._lock:
-                streams = sum(other.peer is peer for other in self._sessions)
-                if streams >= _STREAMS or self._stopped.is_set():
-                    raise Refused(f"{peer.name} has {streams} streams, and may have no more")
-                self._sessions.append(session)
+            session = self._session(peer)
         except Refused as error:
             self._report(peer, str(error))
             yield _REFUSAL + str(error).encode()
             return
+        session.cancel = context.cancel
         self._start(self._converse, session, frames, self._hello(False, names, certificate))
         yield from session.outgoing(self._beat)
+
+    def _session(self, peer: _Peer) -> _Session:
+        """A session that begins, of few that a name may have at once."""
+        session = _Session(self._lock, peer, self._limits.hello)
+        with self._lock:
+            streams = sum(other.peer is peer for other in self._sessions)
+            if streams >= _STREAMS or self._stopped.is_set():
+                raise Refused(f"{streams} streams of {peer.name or 'strangers'} are open")
+            self._sessions.append(session)
+        return session
 
     def _renewed(self) -> "grpc.ServerCertificateConfiguration | None":
         """For a connection: new certificates, or None for those before."""
@@ -545,9 +541,9 @@ class GrpcChannel:
         """Hold sessions with a peer, with growing waits between them."""
         wait = _FIRST_WAIT
         while not self._stopped.is_set() and name not in self._departed:
-            start = time.monotonic()
+            start = monotonic()
             self._attempt(name)
-            is_short = time.monotonic() < start + max(wait, self._limits.hello)
+            is_short = monotonic() < start + max(wait, self._limits.hello)
             wait = min(2 * wait, self._limits.longest_wait) if is_short else _FIRST_WAIT
             # Sites that lost the same peer do not all come back at once.
             self._stopped.wait(wait * random.uniform(0.5, 1.0))
@@ -568,14 +564,10 @@ class GrpcChannel:
                 identity.authority, identity.private_key_pem, identity.certificate_chain
             )
             channel = grpc.secure_channel(address, credentials, options)
-        session = _Session(self._lock, self._peers[name], self._limits.hello)
-        with channel:
+        with channel, suppress(Refused):
+            session = self._session(self._peers[name])
             call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")(session.outgoing(self._beat))
             session.cancel = call.cancel
-            with self._lock:
-                self._sessions.append(session)
-                if self._stopped.is_set():
-                    self._end(session, "this site closed the channel")
             self._converse(session, call, self._hello(True, [name], certificate))
 
     def _hello(self, dials: bool, names: list[str], certificate: bytes) -> Hello:
@@ -589,9 +581,8 @@ class GrpcChannel:
         if not host or not port.isdecimal():
             raise _validate.refusal(name, value, "give host:port")
         if self.insecure and host not in _LOOPBACK:
-            remedy = f"without TLS give one of {', '.join(_LOOPBACK)}, or give certificates"
-            raise _validate.refusal(name, value, remedy)
-        return f"{host}:{port}"
+            raise _validate.refusal(name, value, f"without TLS give one of {_LOOPBACK}")
+        return str(value)
 
     def _options(self) -> list[tuple[str, int | str]]:
         """Settings of gRPC, for both ends."""
@@ -648,6 +639,7 @@ def _frame(frames: Iterator[bytes]) -> bytes:
     except grpc.RpcError as error:
         # The end that listens is told no more.
         details = str(error.details()) if isinstance(error, grpc.Call) else "the connection broke"
+    details = details.rpartition("last error: ")[2]
     for words, remedy in _REMEDIES.items():
         if words in details:
             raise ConnectionRefusedError(f"{details} ({remedy})")

@@ -805,7 +805,7 @@ def test_many_streams_of_one_name(project: Project, opened: Callable[..., GrpcCh
             dialer.put(b"")
         rome = opened("rome", {"lyon": address(lyon)})
         assert event(rome, "opened", seconds=1.4).peer == "lyon"
-        assert "may have no more" in event(lyon, "refused").reason
+        assert "3 streams of paris are open" in event(lyon, "refused").reason
         assert sum(session.peer.name == "paris" for session in lyon._sessions) <= 3
 
 
@@ -858,9 +858,10 @@ def test_close_with_stuck_ends(project: Project, opened: Callable[..., GrpcChann
 
 
 def test_nothing_without_certificates(project: Project) -> None:
-    bare = replace(project.identities["lyon"], certificate_chain=b"")
-    with pytest.raises(ValueError, match="no certificate"):
-        GrpcChannel(bare, project.roster, {"paris": None}, LOOPBACK, LIMITS)
+    for field in ("certificate_chain", "authority"):
+        bare = replace(project.identities["lyon"], **{field: b""})
+        with pytest.raises(ValueError, match="no certificates"):
+            GrpcChannel(bare, project.roster, {"paris": None}, LOOPBACK, LIMITS)
 
 
 @pytest.mark.parametrize(
