@@ -1,7 +1,8 @@
 """Sessions over gRPC, with certificates at both ends: the carrier of `dpjax.sites.channel`.
 
 One bidirectional stream is a session. Its frames are bytes: a letter for the kind, then a part of
-the hello, a message, or the reason of a refusal. An empty frame says that its sender is alive.
+the hello, a piece of a message, or the reason of a refusal. An empty frame says that its sender is
+alive. On a slow link a long message arrives in pieces, so that nobody takes its sender for dead.
 
 Threads: a session has a reader here, and a writer of gRPC's that takes what `_Session.outgoing`
 yields. One thread more watches the clock. One lock guards all of it. A process that has opened a
@@ -33,10 +34,13 @@ _LOG = logging.getLogger("dpjax.sites")
 _SERVICE = "dpjax.sites"
 _METHOD = "session"
 _HELLO = b"h"
+_PIECE = b"p"
+"""Of a message: there is more of it."""
 _MESSAGE = b"m"
+"""The last piece of a message."""
 _REFUSAL = b"r"
-_HELLO_BYTES = 2**16
-"""The longest part of a hello."""
+_PIECE_BYTES = 2**18
+"""Of a frame: what a slow link carries in less than a second."""
 _FRAMES = 4
 """Messages of a peer that wait to be sent, and that wait to be received."""
 _EVENTS = 64
@@ -57,7 +61,7 @@ _REMEDIES = {
     "Socket closed": "it stopped, or refuses this site's certificate: its standard error says why",
     "andshake failed": "compare authorities, and both clocks",
     "erification": "another site answers at this address",
-    "larger than max": "compare both sites' models",
+    "larger than max": "both ends need the same version of dpjax",
 }
 """What gRPC says where an end was refused, and what to do."""
 
@@ -89,10 +93,10 @@ class _Session:
         self.is_open = False
         self.is_over = False
 
-    def put(self, frame: bytes) -> None:
-        """Add a frame to what goes out."""
+    def put(self, *frames: bytes) -> None:
+        """Add frames to what goes out."""
         with self.changed:
-            self.outbox.append(frame)
+            self.outbox.extend(frames)
             self.changed.notify_all()
 
     def outgoing(self, beat: float) -> Iterator[bytes]:
@@ -178,6 +182,7 @@ class GrpcChannel:
         self.insecure = _validate.flag("insecure_loopback", insecure_loopback)
         self.port: int | None = None
         order = list(roster)
+        _validate.one_of("identity's name", identity.name, order)
         for name in peers:
             _validate.one_of("peers", name, [other for other in order if other != identity.name])
         if identity.public_key not in roster.accepted(identity.name):
@@ -245,14 +250,16 @@ class GrpcChannel:
         """
         _validate.one_of("peer", peer, self._peers)
         _validate.integer("bytes of data", len(data), maximum=self._limits.message_bytes)
-        frame = _MESSAGE + data
+        starts = range(0, len(data), _PIECE_BYTES)
+        pieces = [_PIECE + data[start : start + _PIECE_BYTES] for start in starts]
+        pieces[-1] = _MESSAGE + pieces[-1][1:]
         neighbour = self._peers[peer]
         with self._lock:
             session = neighbour.session
             if session is None or not session.is_open or len(session.outbox) >= _FRAMES:
                 return False
-            session.put(frame)
-            neighbour.sent += len(frame)
+            session.put(*pieces)
+            neighbour.sent += len(data)
             return True
 
     def receive(self, seconds: float) -> Event | None:
@@ -285,6 +292,19 @@ class GrpcChannel:
                 if session.peer.name == name:
                     self._refuse(session, f"{name} has left this run")
 
+    def renew(self, roster: Roster) -> None:
+        """Accept renewed keys in hellos from now on.
+
+        Args:
+            roster: The one before, with renewals.
+
+        Raises:
+            ValueError: For another one.
+        """
+        if roster.digest != self._roster.digest:
+            raise _validate.refusal("roster", roster, "give the one before, with renewals")
+        self._roster = roster
+
     def statistics(self) -> dict[str, Traffic]:
         """Return what went between this site and every peer."""
         now = monotonic()
@@ -313,9 +333,9 @@ class GrpcChannel:
     def _watch(self) -> None:
         """End sessions that are silent, that do not end, and those whose hello does not."""
         hello = self._limits.hello
-        keepalive = self._limits.keepalive
+        silence = self._limits.keepalive
         while self._sessions or not self._stopped.is_set():
-            sleep(min(0.1, keepalive / 4, hello / 4))
+            sleep(min(0.1, hello / 4, silence / 4))
             now = monotonic()
             for session in list(self._sessions):
                 is_late = now > session.deadline
@@ -323,8 +343,8 @@ class GrpcChannel:
                     session.cancel()
                 elif is_late and not session.is_open:
                     self._refuse(session, f"the hello took more than {hello:g} seconds")
-                elif session.is_open and now > session.heard + keepalive:
-                    self._end(session, f"nothing was heard for {keepalive:g} seconds")
+                elif session.is_open and now > session.heard + silence:
+                    self._end(session, f"nothing was heard for {silence:g} seconds")
 
     def _converse(self, session: _Session, frames: Iterator[bytes], hello: Hello) -> None:
         """Read a session, from its hello to its end."""
@@ -333,7 +353,7 @@ class GrpcChannel:
         try:
             hello.exchange(
                 lambda part: session.put(_HELLO + part),
-                lambda: self._next(session, frames, _HELLO, _HELLO_BYTES),
+                lambda: self._next(session, frames, _HELLO)[1:],
                 lambda name: self._admit(session, self._peers[name]),
             )
             with self._lock:
@@ -341,11 +361,10 @@ class GrpcChannel:
                     session.is_open = True
                     session.peer.sessions += 1
                     self._add(session.peer, "opened")
-            limit = self._limits.message_bytes
             while not session.is_over:
-                self._store(session, self._next(session, frames, _MESSAGE, limit))
+                self._store(session, self._message(session, frames))
         except ConnectionRefusedError as error:
-            self._end(session, str(error), is_refused=True)
+            self._end(session, str(error), is_refusal=True)
         except ConnectionError as error:
             self._end(session, str(error))
         except Refused as error:
@@ -362,8 +381,20 @@ class GrpcChannel:
                 self._sessions.remove(session)
                 self._arrived.notify_all()
 
-    def _next(self, session: _Session, frames: Iterator[bytes], kind: bytes, limit: int) -> bytes:
-        """The content of the next frame.
+    def _message(self, session: _Session, frames: Iterator[bytes]) -> bytes:
+        """The next message, of all its pieces."""
+        data = bytearray()
+        frame = _PIECE
+        while frame.startswith(_PIECE):
+            frame = self._next(session, frames, _PIECE + _MESSAGE)
+            data += frame[1:]
+            if len(data) > self._limits.message_bytes:
+                limit = self._limits.message_bytes
+                raise Refused(f"{session.peer.name} sent a message of more than {limit:,} bytes")
+        return bytes(data)
+
+    def _next(self, session: _Session, frames: Iterator[bytes], kinds: bytes) -> bytes:
+        """The next frame.
 
         Raises:
             Refused: For frames that do not belong here.
@@ -376,16 +407,12 @@ class GrpcChannel:
             session.heard = monotonic()
             session.peer.heard = session.heard
             session.peer.received += len(frame)
-        content = frame[1:]
         if frame.startswith(_REFUSAL):
-            text = content.decode(errors="replace")
+            text = frame[1:].decode(errors="replace")
             raise ConnectionRefusedError(f"{session.peer.name or 'the other end'} refuses: {text}")
-        if not frame.startswith(kind) or len(content) > limit:
-            raise Refused(
-                f"{session.peer.name} sent {len(content):,} bytes of kind {frame[:1]!r}, where "
-                f"{kind!r} of {limit:,} at most belongs"
-            )
-        return content
+        if frame[:1] not in kinds:
+            raise Refused(f"{session.peer.name} sent {frame[:1]!r} where {kinds!r} belongs")
+        return frame
 
     def _admit(self, session: _Session, peer: _Peer) -> None:
         """Make this the one session of a name."""
@@ -420,11 +447,11 @@ class GrpcChannel:
     def _refuse(self, session: _Session, reason: str) -> None:
         """End a session and say why, at both ends."""
         with self._lock:
-            self._end(session, reason, is_refused=True)
+            self._end(session, reason, is_refusal=True)
             session.outbox.clear()
             session.put(_REFUSAL + reason.encode())
 
-    def _end(self, session: _Session, reason: str, *, is_refused: bool = False) -> None:
+    def _end(self, session: _Session, reason: str, *, is_refusal: bool = False) -> None:
         """End a session; what waits to be sent still goes out while its stream ends."""
         peer = session.peer
         with self._lock:
@@ -433,7 +460,7 @@ class GrpcChannel:
             session.is_over = True
             session.deadline = monotonic() + _LINGER
             session.changed.notify_all()
-            if is_refused:
+            if is_refusal:
                 self._report(peer, reason)
             if peer.session is session:
                 peer.session = None
@@ -586,13 +613,10 @@ class GrpcChannel:
 
     def _options(self) -> list[tuple[str, int | str]]:
         """Settings of gRPC, for both ends."""
-        # Twice the limit, so that what is somewhat longer is refused by name.
-        longest = 2 * self._limits.message_bytes + _HELLO_BYTES
         beat = max(1, int(1000 * self._beat))
         hello = max(1, int(1000 * self._limits.hello))
         settings: dict[str, int] = {
-            "max_receive_message_length": longest,
-            "max_send_message_length": longest,
+            "max_receive_message_length": _PIECE_BYTES + 1,
             "max_concurrent_streams": _STREAMS,
             "keepalive_time_ms": beat,
             "keepalive_timeout_ms": 2 * beat,

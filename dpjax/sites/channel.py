@@ -110,7 +110,6 @@ class Limits:
 
     def __post_init__(self) -> None:
         """Refuse what is no limit."""
-        # gRPC counts lengths in an int32, and is given twice as many.
         _validate.fields(self, _validate.integer, "message_bytes", maximum=10**9)
         _validate.fields(self, _validate.positive, "hello", "keepalive", "longest_wait")
 
