@@ -61,9 +61,8 @@ _REMEDIES = {
     "Socket closed": "it stopped, or refuses this site's certificate: its standard error says why",
     "andshake failed": "compare authorities, and both clocks",
     "erification": "another site answers at this address",
-    "larger than max": "both ends need the same version of dpjax",
 }
-"""What gRPC says where an end was refused, and what to do."""
+"""What gRPC says where a connection was refused, and what to do."""
 
 
 @dataclass
@@ -321,7 +320,7 @@ class GrpcChannel:
                 self._end(session, "this site closed the channel")
             self._arrived.notify_all()
             # The watch ends those that do not end by themselves.
-            self._arrived.wait_for(lambda: not self._sessions, 3 * _LINGER)
+            self._arrived.wait_for(lambda: not self._sessions, 2 * _LINGER)
         if self._server is not None:
             self._server.stop(None).wait(_LINGER)
             self._pool.shutdown(wait=False)
@@ -408,8 +407,8 @@ class GrpcChannel:
             session.peer.heard = session.heard
             session.peer.received += len(frame)
         if frame.startswith(_REFUSAL):
-            text = frame[1:].decode(errors="replace")
-            raise ConnectionRefusedError(f"{session.peer.name or 'the other end'} refuses: {text}")
+            text = f"{session.peer.name} refuses: {frame[1:].decode(errors='replace')}"
+            raise ConnectionRefusedError(str(Refused(text)))
         if frame[:1] not in kinds:
             raise Refused(f"{session.peer.name} sent {frame[:1]!r} where {kinds!r} belongs")
         return frame
@@ -459,6 +458,7 @@ class GrpcChannel:
                 return
             session.is_over = True
             session.deadline = monotonic() + _LINGER
+            _LOG.info("%s: session over: %s", peer.name, reason)
             session.changed.notify_all()
             if is_refusal:
                 self._report(peer, reason)
@@ -663,8 +663,8 @@ def _frame(frames: Iterator[bytes]) -> bytes:
     except grpc.RpcError as error:
         # The end that listens is told no more.
         details = str(error.details()) if isinstance(error, grpc.Call) else "the connection broke"
-    details = details.rpartition("last error: ")[2]
+    _, is_connecting, cause = details.rpartition("last error: ")
     for words, remedy in _REMEDIES.items():
-        if words in details:
-            raise ConnectionRefusedError(f"{details} ({remedy})")
+        if is_connecting and words in cause:
+            raise ConnectionRefusedError(f"{cause} ({remedy})")
     raise ConnectionResetError(details)

@@ -200,7 +200,7 @@ class Dialer:
                 ("grpc.max_receive_message_length", -1),
             ],
         )
-        self.call = self._channel.stream_stream(STREAM)(self._outgoing())
+        self.call = self._channel.stream_stream(STREAM)(self._outgoing(), timeout=10)
 
     def _outgoing(self) -> Iterator[bytes]:
         while True:
@@ -565,7 +565,12 @@ def test_reasons_of_others_are_one_line(
     with Dialer(lyon, project.identities["paris"]) as dialer:
         dialer.put(b"r" + b"two\nlines\x1b[31m \xff" + b"x" * 1000)
         reason = event(lyon, "refused").reason
-    assert reason.isprintable() and len(reason) <= 300 and reason in caplog.text
+        assert reason.isprintable() and len(reason) <= 300 and reason in caplog.text
+    with Dialer(lyon, project.identities["paris"]) as dialer:
+        dialer.hello(project.roster)
+        dialer.put(b"rtwo\nlines" + b"x" * 1000)
+        reason = event(lyon, "closed").reason
+        assert reason.isprintable() and len(reason) <= 300
 
 
 def test_failing_check_refuses(opened: Callable[..., GrpcChannel]) -> None:
@@ -719,6 +724,9 @@ def test_slow_link_and_partition(opened: Callable[..., GrpcChannel]) -> None:
         link.is_up.set()
         for end in (lyon, paris):
             event(end, "opened")
+    # A connection that breaks is no refusal.
+    event(paris, "closed")
+    assert nothing(paris, "refused")
 
 
 # Floods, drips and those that stay silent.
