@@ -22,7 +22,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from dpjax import _validate
-from dpjax.sites.channel import Event, Hello, Kind, Limits, Traffic, fingerprint
+from dpjax.sites.channel import ChannelLimits, Event, Hello, Kind, Traffic, fingerprint
 from dpjax.sites.identity import Identity, Refused, Roster, check_certificate
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class GrpcChannel:
 
     Example:
         >>> from dpjax.sites.carrier import GrpcChannel
-        >>> from dpjax.sites.channel import Limits
+        >>> from dpjax.sites.channel import ChannelLimits
         >>> from dpjax.sites.identity import Authority, Identity, Roster, request
         >>> authority = Authority("trial")
         >>> def identity(name):
@@ -152,10 +152,10 @@ class GrpcChannel:
         >>> lyon, paris = identity("lyon"), identity("paris")
         >>> roster = Roster({"lyon": lyon.public_key, "paris": paris.public_key})
         >>> hello = lambda peer: b"", lambda peer, theirs: None
-        >>> one = GrpcChannel(lyon, roster, {"paris": None}, "127.0.0.1:0", Limits(1000))
+        >>> one = GrpcChannel(lyon, roster, {"paris": None}, "127.0.0.1:0", ChannelLimits(1000))
         >>> one.open(*hello)
         >>> address = f"127.0.0.1:{one.port}"
-        >>> other = GrpcChannel(paris, roster, {"lyon": address}, None, Limits(1000))
+        >>> other = GrpcChannel(paris, roster, {"lyon": address}, None, ChannelLimits(1000))
         >>> other.open(*hello)
         >>> one.receive(30).kind, one.send("paris", b"numbers")
         ('opened', True)
@@ -171,7 +171,7 @@ class GrpcChannel:
         roster: Roster,
         peers: Mapping[str, str | None],
         listen: str | None,
-        limits: Limits,
+        limits: ChannelLimits,
         departed: AbstractSet[str] = frozenset(),
         reload: Callable[[], Identity] | None = None,
         *,
@@ -238,7 +238,7 @@ class GrpcChannel:
 
         Args:
             peer: Name.
-            data: The message: at least a byte, and as many as `Limits` allow.
+            data: The message: at least a byte, and as many as `ChannelLimits` allow.
 
         Returns:
             Whether the session took it. False where there is none, or where it has not sent what

@@ -23,7 +23,7 @@ from dpjax import _validate
 from dpjax.encoding.stream import library
 from dpjax.sites.identity import Identity, Refused, Roster
 
-__all__ = ["Channel", "Event", "Hello", "Limits", "Traffic"]
+__all__ = ["Channel", "ChannelLimits", "Event", "Hello", "Traffic"]
 
 _VERSION = 1
 """Of the hello and of the frames after it: sites of two versions refuse each other."""
@@ -84,7 +84,7 @@ class Traffic(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChannelLimits:
     """What bounds a session.
 
     Attributes:
@@ -98,8 +98,8 @@ class Limits:
         ValueError: For what is no such number.
 
     Example:
-        >>> from dpjax.sites.channel import Limits
-        >>> Limits(message_bytes=1_000_000).hello
+        >>> from dpjax.sites.channel import ChannelLimits
+        >>> ChannelLimits(message_bytes=1_000_000).hello
         10.0
     """
 

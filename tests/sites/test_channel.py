@@ -24,11 +24,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from dpjax import _validate
 from dpjax.sites import carrier, channel
 from dpjax.sites.carrier import GrpcChannel
-from dpjax.sites.channel import Event, Hello, Limits
+from dpjax.sites.channel import ChannelLimits, Event, Hello
 from dpjax.sites.identity import Authority, Identity, Refused, Roster, renewal, request
 
 NAMES = ("lyon", "paris", "rome")
-LIMITS = Limits(message_bytes=2_000_000, hello=1.5, keepalive=1.2, longest_wait=0.4)
+LIMITS = ChannelLimits(message_bytes=2_000_000, hello=1.5, keepalive=1.2, longest_wait=0.4)
 LOOPBACK = "127.0.0.1:0"
 STREAM = "/dpjax.sites/session"
 
@@ -110,7 +110,7 @@ def opened(project: Project) -> Iterator[Callable[..., GrpcChannel]]:
         peers: dict[str, str | None],
         *,
         who: Identity | None = None,
-        limits: Limits = LIMITS,
+        limits: ChannelLimits = LIMITS,
         greeting: Callable[[str], bytes] = says,
         **changes: Any,
     ) -> GrpcChannel:
@@ -299,9 +299,9 @@ def test_limits_of_messages(opened: Callable[..., GrpcChannel]) -> None:
         lyon.send("rome", b"x")
     assert lyon.receive(0) is None
     with pytest.raises(ValueError, match="message_bytes"):
-        Limits(0)
+        ChannelLimits(0)
     with pytest.raises(ValueError, match="keepalive"):
-        Limits(1, keepalive=0)
+        ChannelLimits(1, keepalive=0)
 
 
 def test_no_session_takes_nothing(opened: Callable[..., GrpcChannel]) -> None:
