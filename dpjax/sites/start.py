@@ -16,7 +16,7 @@ from dpjax.learning.problem import Problem
 from dpjax.plans.settings import check_keys
 from dpjax.sites import data as data_
 from dpjax.sites.carrier import GrpcChannel
-from dpjax.sites.channel import Limits
+from dpjax.sites.channel import ChannelLimits
 from dpjax.sites.identity import Identity, Renewal
 from dpjax.sites.project import Project
 from dpjax.sites.site import Agreement, Site, Waits
@@ -114,7 +114,7 @@ def site(
         project.roster,
         _addresses(project, site_identity.name, values),
         values.get("listen"),
-        Limits(**limits),
+        ChannelLimits(**limits),
         departed=frozenset(values.get("departed", ())),
         reload=identity,
         insecure_loopback=insecure_loopback,
