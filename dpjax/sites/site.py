@@ -44,7 +44,13 @@ _Presences: TypeAlias = dict[str, wire.Presence]
 
 
 class MustLeave(ValueError):
-    """The site cannot go on without the danger of sending a round twice; nothing was sent."""
+    """The site cannot go on without the danger of sending a round twice; nothing was sent.
+
+    Example:
+        >>> from dpjax.sites.site import MustLeave
+        >>> issubclass(MustLeave, ValueError)
+        True
+    """
 
 
 class Agreement(Protocol):
@@ -148,6 +154,18 @@ class Site:
     Raises:
         ValueError: For a name that is not in the project, a key that is not the roster's, a folder
             of another project, and what the plan cannot do at sites.
+
+    Example:
+        >>> import dpjax as dp
+        >>> def train(settings):
+        ...     site = dp.site("plan.json", {"file": "records.csv"}, settings)
+        ...     for progress in site.rounds():
+        ...         print(progress.round, progress.metrics["test_accuracy"])
+        ...     site.save("model.npz")
+        >>> train({"name": "lyon"})
+        Traceback (most recent call last):
+            ...
+        ValueError: certificate is missing in the site's settings; give it as text
     """
 
     def __init__(

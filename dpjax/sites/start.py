@@ -84,8 +84,10 @@ def site(
 
     Example:
         >>> import dpjax as dp
-        >>> site = dp.site("plan.json", {"file": "records.csv"}, "site.toml")  # doctest: +SKIP
-        >>> models = site.run()  # doctest: +SKIP
+        >>> dp.site("plan.json", {"file": "records.csv"}, {"name": "lyon"})
+        Traceback (most recent call last):
+            ...
+        ValueError: certificate is missing in the site's settings; give it as text
     """
     values = settings if isinstance(settings, Mapping) else settings_of(settings)
     home = Path(values.get("home", "."))
