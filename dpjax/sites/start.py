@@ -1,10 +1,12 @@
 """A site from its settings: its plan, identity, records, neighbours and folder."""
 
 import dataclasses
+import hashlib
 import logging
 import os
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,12 +14,14 @@ import jax
 import numpy as np
 
 from dpjax import _files, _validate
+from dpjax._version import __version__
 from dpjax.learning.problem import Problem
+from dpjax.plans.plan import Plan
 from dpjax.plans.settings import check_keys
 from dpjax.sites import data as data_
 from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import ChannelLimits
-from dpjax.sites.identity import Identity, Renewal
+from dpjax.sites.identity import Identity, Renewal, Roster
 from dpjax.sites.project import Project
 from dpjax.sites.site import Agreement, Site, Waits
 from dpjax.sites.store import shared_secret
@@ -30,7 +34,8 @@ _Settings: TypeAlias = Mapping[str, Any]
 _Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]
 _KEYS = frozenset(
     ("name", "plan", "certificate", "key", "authority", "folder", "listen", "secret", "departed")
-    + ("neighbours", "data", "held_out", "waits", "limits", "renewals", "home")
+    + ("neighbours", "data", "held_out", "waits", "limits", "renewals", "home", "certificates")
+    + ("seed", "average_rounds")
 )
 _HEADROOM = 2**16
 """Bytes of a message beside its numbers."""
@@ -53,7 +58,7 @@ def settings_of(path: _files.PathLike) -> dict[str, Any]:
 
 
 def site(
-    plan: Agreement | _files.PathLike,
+    plan: Agreement | Plan | _files.PathLike,
     data: Problem | Callable[[], _Arrays] | _Settings,
     settings: _Settings | _files.PathLike,
     *,
@@ -66,14 +71,16 @@ def site(
     that links were not encrypted. Records of other sites are never loaded.
 
     Args:
-        plan: The plan file that all sites share, or what `Project.load` made of it.
+        plan: The plan file that all sites share, or what `Project.load` made of it; or a plan with
+            ``release=True``, which every site makes by the same program.
         data: This site's records: the section ``data`` of its settings, as `dpjax.sites.data.read`
             takes it; a function that returns (x, y) as the schema has them; or a problem of one
             agent of your own.
         settings: ``site.toml``, or its values: name, certificate, key, authority, folder,
             neighbours (name = "host:port"); where they apply listen ("host:port"), secret (the file
             of a group's), held_out (the share that measures), departed (names), renewals (files),
-            waits (late, linger) and limits.
+            waits (late, linger) and limits. Beside a plan, certificates (files of all sites, in the
+            order of its agents), seed and average_rounds.
         insecure_loopback: Run without TLS, on one machine.
 
     Returns:
@@ -90,11 +97,17 @@ def site(
         ValueError: certificate is missing in the site's settings; give it as text
     """
     values = settings if isinstance(settings, Mapping) else settings_of(settings)
+    check_keys("", values, _KEYS)
     home = Path(values.get("home", "."))
     for name in ("name", "certificate", "key", "authority", "folder"):
         if not isinstance(values.get(name), str | os.PathLike):
             raise ValueError(f"{name} is missing in the site's settings; give it as text")
-    project = plan if not isinstance(plan, str | os.PathLike) else Project.load(home / plan)
+    if isinstance(plan, str | os.PathLike):
+        project: Agreement = Project.load(home / plan)
+    elif isinstance(plan, Plan):
+        project = _Programmed.of(plan, data, values, home)
+    else:
+        project = plan
     if "renewals" in values:
         project = _renewed(project, [home / path for path in values["renewals"]])
     files = {name: home / values[name] for name in ("certificate", "key", "authority")}
@@ -133,10 +146,66 @@ def site(
     )
 
 
+@dataclass(frozen=True)
+class _Programmed:
+    """A plan that every site makes by the same program: what they compare of it.
+
+    Attributes:
+        plan: With ``release=True``.
+        roster: Names and public keys, in the order of the plan's agents.
+        model: Digest of paths, shapes and dtypes of a model's leaves.
+        seed: Of the first models and of batches; public.
+        average_rounds: How often sites average on after the last round, without noise.
+    """
+
+    plan: Plan
+    roster: Roster
+    model: str
+    seed: int = 0
+    average_rounds: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, data: object, values: _Settings, home: Path) -> "_Programmed":
+        """The agreement of a plan with a site's settings."""
+        if not isinstance(data, Problem) or "certificates" not in values:
+            raise ValueError(
+                "plan is a Plan, which has neither model nor roster; give data as a Problem, and "
+                "certificates = [files of all sites] in the settings"
+            )
+        roster = Roster.of_certificates([home / path for path in values["certificates"]])
+        if len(roster) != plan.agents:
+            raise ValueError(f"certificates are {len(roster)} for {plan.agents} agents; give all")
+        shapes = jax.eval_shape(data.init, jax.random.key(0))
+        model = hashlib.sha256(str(jax.tree.leaves_with_path(shapes)).encode()).hexdigest()
+        options = {key: values[key] for key in ("seed", "average_rounds") if key in values}
+        return cls(plan, roster, model, **options)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sites, in the order of the plan's agents."""
+        return tuple(self.roster)
+
+    @property
+    def digest(self) -> str:
+        """The plan's fingerprint."""
+        return self.plan.fingerprint()
+
+    def terms(self) -> dict[str, str]:
+        """What sites compare, by item."""
+        return {
+            "plan": self.digest,
+            "roster": self.roster.digest,
+            "model": self.model,
+            "seed": str(self.seed),
+            "averages after the last round": str(self.average_rounds),
+            "package version": __version__,
+        }
+
+
 def _renewed(project: Agreement, paths: list[Path]) -> Agreement:
     """The project, whose roster accepts keys that sites have renewed."""
-    if not isinstance(project, Project):
-        raise ValueError("renewals is given for a plan that is no Project; renew its roster")
+    if not isinstance(project, Project | _Programmed):
+        raise ValueError("renewals is given for an agreement of your own; renew its roster")
     roster = project.roster
     for path in paths:
         with _files.reading(path, "get the file of the renewal again"):

@@ -1,0 +1,130 @@
+"""A site from its settings: what is read, what is refused, and a run over real channels."""
+
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tests.sites.test_compute import DESIGNS, SITES, plan_of, problem_of
+
+import dpjax as dp
+from dpjax.contrib import callbacks
+from dpjax.sites.identity import Authority, request
+from dpjax.sites.site import Site
+
+NAMES = ("geneva", "lyon", "nice", "turin")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """Keys and certificates of four sites."""
+    folder = tmp_path_factory.mktemp("sites")
+    authority = Authority(folder / "authority")
+    paths: dict[str, object] = {"authority": authority.certificate, "home": folder}
+    for name in NAMES:
+        key, demand = request(name, folder)
+        paths[name] = {"key": key, "certificate": authority.sign(demand)}
+    return paths
+
+
+def settings_of(files: dict, name: str, folder: Path, ports: dict[str, int]) -> dict[str, object]:
+    number = NAMES.index(name)
+    neighbours = {NAMES[number - 1], NAMES[(number + 1) % SITES]}
+    dialled = {other for other in neighbours if NAMES.index(other) < number}
+    return {
+        "name": name,
+        **files[name],
+        "authority": files["authority"],
+        "certificates": [files[other]["certificate"] for other in NAMES],
+        "folder": folder / name,
+        "listen": f"127.0.0.1:{ports.get(name, 0)}",
+        "neighbours": {other: f"127.0.0.1:{ports[other]}" for other in dialled},
+        "waits": {"late": 20.0, "linger": 10.0},
+    }
+
+
+def free_ports() -> dict[str, int]:
+    import socket
+
+    sockets = [socket.socket() for _ in NAMES]
+    try:
+        for opened in sockets:
+            opened.bind(("127.0.0.1", 0))
+        return {n: opened.getsockname()[1] for n, opened in zip(NAMES, sockets, strict=True)}
+    finally:
+        for opened in sockets:
+            opened.close()
+
+
+def test_sites_of_a_plan_train_over_real_channels(files: dict, tmp_path: Path) -> None:
+    plan = plan_of(DESIGNS["own"], rounds=5)
+    ports = free_ports()
+    sites: dict[str, Site] = {}
+    results: dict[str, object] = {}
+    for number, name in enumerate(NAMES):
+        settings = settings_of(files, name, tmp_path, ports)
+        sites[name] = dp.site(plan, problem_of(number), settings)
+
+    def live(name: str) -> None:
+        try:
+            watch = callbacks.tensorboard(tmp_path / "board" / name)
+            results[name] = sites[name].run(watch)
+        except BaseException as error:
+            results[name] = error
+        finally:
+            sites[name].save(tmp_path / f"{name}.npz")
+            sites[name].close()
+
+    threads = [threading.Thread(target=live, args=(name,), daemon=True) for name in NAMES]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    for name in NAMES:
+        with np.load(tmp_path / f"{name}.npz") as saved:
+            assert "sites" in str(saved["statement"]).lower()
+            arrays = [saved[key] for key in saved.files if key != "statement"]
+        leaves = [np.asarray(leaf)[0] for leaf in jax.tree.leaves(results[name])]
+        assert sum(array.size for array in arrays) == sum(leaf.size for leaf in leaves) == 6
+        assert list((tmp_path / "board" / name).iterdir())
+        assert sites[name].guarantee.kind == "sites" and not sites[name].guarantee.insecure
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"name": None}, "name is missing in the site's settings"),
+        ({"key": None}, "key is missing in the site's settings"),
+        ({"certficate": "x"}, "certficate is unknown; did you mean certificate"),
+        ({"neighbours": {"paris": "127.0.0.1:1"}}, r"\[neighbours\] paris is unknown"),
+        ({"neighbours": "lyon"}, "neighbours is 'lyon'; give a section"),
+        ({"certificates": []}, "roster is {}; give the keys of two sites"),
+        ({"name": "paris"}, "paris"),
+        ({"waits": {"late": -1.0}}, "late is -1.0"),
+        ({"secret": "nowhere"}, "nowhere does not exist"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(
+    changes: dict, match: str, files: dict, tmp_path: Path
+) -> None:
+    plan = plan_of(DESIGNS["own"], rounds=5)
+    settings = settings_of(files, "lyon", tmp_path, dict.fromkeys(NAMES, 1)) | changes
+    with pytest.raises((ValueError, FileNotFoundError), match=match):
+        dp.site(plan, problem_of(1), settings)
+
+
+def test_plans_that_sites_cannot_run_are_refused(files: dict, tmp_path: Path) -> None:
+    settings = settings_of(files, "lyon", tmp_path, dict.fromkeys(NAMES, 1))
+    simulated = dp.make_plan(
+        dp.Config(**{**vars(plan_of(DESIGNS["own"]).config), "release": False}),
+        plan_of(DESIGNS["own"]).mixing,
+        counts=[30] * SITES,
+    )
+    with pytest.raises(ValueError, match="plan has release=False"):
+        dp.site(simulated, problem_of(1), settings)
+    with pytest.raises(ValueError, match="secret is missing for noise of geneva, lyon"):
+        dp.site(plan_of(DESIGNS["shared"]), problem_of(1), settings)
+    with pytest.raises(ValueError, match="give data as a Problem"):
+        dp.site(plan_of(DESIGNS["own"]), {"file": "records.csv"}, settings)
