@@ -2,6 +2,7 @@
 
 lock          held while a process uses the folder
 nonce         drawn with the folder
+mark          of the group's secret, where there is one: another is refused
 secret        of the site's noise, mode 0600; deleted at the end
 run           all sites' presences, which name the run
 sent/R        the message of round R, until all have it
@@ -11,6 +12,7 @@ state         after the last absorbed round
 audit.jsonl   what was sent when, each line with the digest of the one before
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -52,6 +54,12 @@ class Folder:
         self._lock = _files.Lock("folder", path, self.path / "lock")
         for stray in self.path.rglob(".*.tmp"):
             stray.unlink(missing_ok=True)
+        with _files.writing("folder", path):
+            for name in ("sent", "received"):
+                (self.path / name).mkdir(exist_ok=True, mode=0o700)
+            # Or a power failure takes them, with what is in them.
+            _synchronise(self.path)
+            _synchronise(self.path.absolute().parent)
 
     def close(self) -> None:
         """Let other processes have it."""
@@ -111,20 +119,30 @@ class Folder:
             is_new = not (self.path / name).exists()
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
             handle = os.open(self.path / name, flags, 0o600)
-            with os.fdopen(handle, "ab") as file:
-                file.write(line + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
+            size = os.fstat(handle).st_size
+            try:
+                if os.write(handle, line + b"\n") <= len(line):
+                    raise OSError(errno.ENOSPC, "the line does not fit")
+                os.fsync(handle)
+            except OSError:
+                # Half a line would spoil the next one.
+                os.ftruncate(handle, size)
+                raise
+            finally:
+                os.close(handle)
             if is_new:
                 _synchronise(self.path)
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it is there.
+        """Delete a file, if it is there; in the folder itself, where secrets are, for good.
 
         Args:
             name: Relative to the folder.
         """
-        (self.path / name).unlink(missing_ok=True)
+        path = self.path / name
+        path.unlink(missing_ok=True)
+        if path.parent == self.path:
+            _synchronise(self.path)
 
     def drawn(self, name: str) -> bytes:
         """32 bytes of the operating system's, drawn at the first call.
@@ -149,7 +167,6 @@ class Folder:
         self._lock.check()
         path = self.path / name
         with _files.writing("folder", self.path):
-            path.parent.mkdir(exist_ok=True, mode=0o700)
             with _files.new_file(path, content, 0o600) as written:
                 move(written, path)
                 _synchronise(path.parent)
