@@ -103,7 +103,7 @@ class SiteRounds:
         self._sources: tuple[Source, ...] = ()
         self.guarantee: Guarantee = self._part.guarantee
         self.rounds = plan.config.rounds
-        self.averages = isinstance(plan.method, DSGD)
+        self.averages = type(plan.method) is DSGD
         self._evaluation = problem.evaluation
         self.senders = self._part.senders[0]
         statics = self._part.statics
@@ -127,6 +127,8 @@ class SiteRounds:
             sources: As many as ``rows``.
         """
         self._sources = tuple(sources)
+        # Normals of other sources must not serve a second run.
+        self._given_rounds = None
 
     def init(self) -> State:
         """The state before the first round."""

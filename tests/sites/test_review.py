@@ -3,10 +3,36 @@
 import os
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+from tests.sites.test_compute import DESIGNS, plan_of, problem_of, site_of
 
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.sites import store
+from dpjax.sites.compute import SiteRounds
+from dpjax.sites.noise import SiteNoise
 from dpjax.sites.store import Audit, Folder
+
+
+def test_rounds_begun_again_draw_from_the_new_secret() -> None:
+    site = site_of(plan_of(DESIGNS["own"]), 0)
+    first = site.outgoing(site.init()).message
+    site.begin([SiteNoise(bytes([77] * 32), run=bytes([5] * 32), holder="site 0")])
+    second = site.outgoing(site.init()).message
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    assert all((np.asarray(one) != np.asarray(other)).all() for one, other in pairs)
+
+
+def test_models_of_a_method_of_ones_own_are_not_sent_without_noise() -> None:
+    """Its last models may hold more than messages show."""
+
+    class Mine(DSGD):
+        pass
+
+    plan = plan_of(DESIGNS["own"], method=Mine())
+    assert not SiteRounds(plan, problem_of(0), 0, [1]).averages
+    assert SiteRounds(plan_of(DESIGNS["own"]), problem_of(0), 0, [1]).averages
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
