@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -28,6 +28,7 @@ from dpjax.plans import calibration
 from dpjax.plans.calibration import Factored
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Message, Models, State, Tree
+from dpjax.secagg.primitives import derived
 from dpjax.sites import wire
 from dpjax.sites.channel import Channel, Event
 from dpjax.sites.compute import SiteRounds, Stored
@@ -40,6 +41,11 @@ __all__ = ["MustLeave", "Site"]
 _log = logging.getLogger("dpjax.sites")
 _TICK = 0.2
 """Seconds after which a waiting site looks for what else there is to do."""
+_DIGEST_BYTES = 32
+_REFUSALS = 1000
+"""Refusals of a neighbour that are told one by one; later ones at each power of two."""
+_PIECE = 32
+"""Presences or headers of one frame, which no limit of a channel is below."""
 _Presences: TypeAlias = dict[str, wire.Presence]
 
 
@@ -119,7 +125,8 @@ class _Neighbour:
         live: Whether one is open now.
         acknowledged: The last round of this site's that it has on disk.
         finished: Whether it needs nothing more.
-        backlog: What is to be frame to it next.
+        refused: How often either end refused something of the other's.
+        backlog: What is to be said to it next.
     """
 
     name: str
@@ -130,6 +137,7 @@ class _Neighbour:
     live: bool = False
     acknowledged: int = -1
     finished: bool = False
+    refused: int = 0
     backlog: deque[bytes] = field(default_factory=deque)
 
 
@@ -210,7 +218,10 @@ class Site:
                 f"average_rounds is {agreement.average_rounds} for method {agreement.plan.method}, "
                 "whose last models are no averages of messages; give 0"
             )
+        # Refuses a plan whose loss is none at sites.
+        self._caption = self.guarantee.caption()
         self._last = self.compute.rounds + agreement.average_rounds
+        self._is_used = False
         self._neighbours = _neighbours_of(agreement, self._number)
         self._folder = Folder(folder)
         self._open_folder()
@@ -249,6 +260,7 @@ class Site:
         folder = self._folder
         self._audit = Audit(folder)
         nonce = folder.drawn("nonce")
+        self._bind(nonce)
         presence = wire.signed_presence(self._identity, nonce, self.agreement.terms())
         self._presences: _Presences = {self.name: presence}
         self._run = b""
@@ -263,6 +275,20 @@ class Site:
         begun = folder.read("run")
         if begun is not None:
             self._resume(begun)
+
+    def _bind(self, nonce: bytes) -> None:
+        """Refuse another secret of the group than the folder's: rounds' noise is correlated."""
+        if self._group_secret is None:
+            return
+        mark = derived(self._group_secret, "mark", nonce)
+        kept = self._folder.read("mark")
+        if kept is None:
+            self._folder.create("mark", mark)
+        elif kept != mark:
+            raise ValueError(
+                f"secret is another than the one that {str(self._folder.path)!r} began with, and "
+                "noise of old and new rounds must be of one; give that file"
+            )
 
     def _resume(self, begun: bytes) -> None:
         """Take up the run that the folder is of."""
@@ -286,6 +312,8 @@ class Site:
         for name in self._folder.names("sent"):
             message = self._stored_message(f"sent/{name}", self.name)
             self._note(message.header(self.name))
+            if message.round < self._round:
+                self._folder.delete(f"sent/{name}")
         for name in self._folder.names("received"):
             _, _, sender = name.partition(".")
             message = self._stored_message(f"received/{name}", sender)
@@ -308,6 +336,9 @@ class Site:
 
     def _is_signed(self, header: wire.Header) -> bool:
         content = wire.message_content(self._run, 0, header)
+        # A digest of another length is signed as well, and everybody would keep it.
+        if len(header.digest) != _DIGEST_BYTES:
+            return False
         return self.agreement.roster.verify(header.sender, "message", content, header.signature)
 
     def _name_run(self) -> None:
@@ -340,12 +371,16 @@ class Site:
 
         Raises:
             MustLeave: Where going on might send a round twice.
+            ValueError: Of a site that has run: its channel is closed.
         """
+        if self._is_used:
+            raise ValueError(f"{self.name} has run and its channel is closed; make another site")
+        self._is_used = True
         self._channel.open(self._greeting, self._check)
         try:
             self._wait(lambda: bool(self._run), self._absent)
             # Before anything is computed, each neighbour shows what it has of this site's.
-            self._wait(lambda: all(peer.met for peer in self._neighbours.values()), self._unmet)
+            self._wait(self._may_compute, self._unmet)
             self._load()
             began = time.monotonic(), self._round
             while self._round < self._last:
@@ -362,6 +397,11 @@ class Site:
         self._folder.close()
 
     # One round.
+
+    def _may_compute(self) -> bool:
+        """Whether all neighbours were met; after the last round nothing is computed any more."""
+        is_done = self._round >= self._last
+        return is_done or all(peer.met for peer in self._neighbours.values())
 
     def _load(self) -> None:
         """The state that the folder has, or the first one."""
@@ -404,6 +444,8 @@ class Site:
         content = self._folder.read(name)
         if self._doubt is not None:
             raise MustLeave(self._doubt)
+        if content is None:
+            self._check_first()
         sent: Outgoing | None = None
         numbers: Tree = state.models
         if self._round < self.compute.rounds:
@@ -422,15 +464,20 @@ class Site:
             sent = sent._replace(message=self._opened(message))
         return sent, message
 
+    def _check_first(self) -> None:
+        """Leave where this round, or any after it, has a message that is known here."""
+        last = self._log.last(self.name)
+        if last is not None and last.round >= self._round:
+            raise MustLeave(
+                f"round {last.round} of this folder was sent already, and what round "
+                f"{self._round} sent is gone; this site must leave"
+            )
+
     def _store(self, name: str, message: wire.RoundMessage) -> None:
         """Put a message on disk, from where alone it is sent; from now on its round is spent."""
         header = message.header(self.name)
         with self._guard:
-            if self._log.get(self.name, self._round) is not None:
-                raise MustLeave(
-                    f"round {self._round} of this folder was sent already, and its message is "
-                    "gone; this site must leave"
-                )
+            self._check_first()
             self._folder.create(name, wire.encoded(message))
             self._note(header)
         self._audit.note("stored", round=self._round, digest=header.digest.hex())
@@ -460,6 +507,9 @@ class Site:
             if peer.sends:
                 del self._arrived[peer.name, done]
                 self._folder.delete(f"received/{done}.{peer.name}")
+                if (peer.name, self._round) in self._arrived:
+                    # It was early; now its round has begun.
+                    self._acknowledge(peer, self._round)
         if self._round == self.compute.rounds:
             # All have the last message with noise.
             self._folder.delete("secret")
@@ -522,7 +572,7 @@ class Site:
             "round": self._round,
             "rounds": self._last,
             "sent": len(headers),
-            "caption": self.guarantee.caption(),
+            "caption": self._caption,
             "peers": peers,
         }
         _files.replace(self.folder / "status.json", json.dumps(status).encode(), mode=0o600)
@@ -544,7 +594,7 @@ class Site:
         return texts
 
     def _flush(self) -> None:
-        """Say what is to be frame, as far as sessions take it."""
+        """Say what is to be said, as far as sessions take it."""
         for peer in self._neighbours.values():
             while peer.backlog and self._channel.send(peer.name, peer.backlog[0]):
                 peer.backlog.popleft()
@@ -565,19 +615,30 @@ class Site:
                 try:
                     self._take(peer, wire.decoded(event.data))
                 except Refused as refusal:
-                    reason = f"{self.name} refuses what {peer.name} sent: {refusal}"
-                    _log.warning("%s", reason)
-                    self._audit.note("refused", peer=peer.name, reason=str(refusal))
-                    peer.backlog.append(wire.encoded(wire.Refusal(reason)))
+                    self._refuse(peer, str(refusal))
+
+    def _refuse(self, peer: _Neighbour, reason: str) -> None:
+        """Say what was refused: here, there and in the audit file."""
+        if not self._is_told(peer):
+            return
+        text = f"{self.name} refuses what {peer.name} sent: {reason}"
+        _log.warning("%s", text)
+        self._audit.note("refused", peer=peer.name, reason=reason, number=peer.refused)
+        peer.backlog.append(wire.encoded(wire.Refusal(text)))
+
+    def _is_told(self, peer: _Neighbour) -> bool:
+        """Whether one more refusal is told: a flood of them fills no disk and no memory."""
+        peer.refused += 1
+        return peer.refused <= _REFUSALS or peer.refused.bit_count() == 1
 
     def _welcome(self, peer: _Neighbour) -> None:
         """Say to a new session what the last one may have lost."""
         peer.backlog.clear()
-        peer.backlog.append(wire.encoded(wire.Presences(tuple(self._presences.values()))))
+        peer.backlog.extend(_pieces(wire.Presences, self._presences.values()))
         if not self._run:
             return
         recent = [header for header in self._log if header.round >= self._round - 1]
-        peer.backlog.append(wire.encoded(wire.Headers(tuple(recent))))
+        peer.backlog.extend(_pieces(wire.Headers, recent))
         content = self._folder.read(f"sent/{self._round}")
         if peer.hears and content is not None and peer.acknowledged < self._round:
             peer.backlog.append(content)
@@ -585,11 +646,13 @@ class Site:
             peer.backlog.append(wire.encoded(wire.Finished(self._round)))
 
     def _take(self, peer: _Neighbour, frame: wire.Frame) -> None:
-        """What a neighbour frame."""
+        """What a neighbour says."""
         if isinstance(frame, wire.Presences):
             self._take_presences(peer, frame)
         elif isinstance(frame, wire.Refusal):
-            _log.warning("%s: %s", peer.name, frame.reason)
+            if self._is_told(peer):
+                # As a refusal of one's own: no control characters, one line.
+                _log.warning("%s: %s", peer.name, Refused(frame.reason))
         elif not self._run:
             raise Refused("the run has not begun here")
         elif isinstance(frame, wire.RoundMessage):
@@ -601,7 +664,7 @@ class Site:
             peer.acknowledged = max(peer.acknowledged, frame.round)
         elif isinstance(frame, wire.Headers):
             new = [header for header in frame.headers if self._is_news(header)]
-            self._hand_on(peer, new)
+            self._hand_on(peer, _pieces(wire.Headers, new))
         elif isinstance(frame, wire.Finished):
             peer.finished = frame.round == self._last
         else:
@@ -609,19 +672,18 @@ class Site:
 
     def _take_presences(self, peer: _Neighbour, frame: wire.Presences) -> None:
         """Learn who takes part; with the last presence the run has a name."""
-        new = []
+        new: _Presences = {}
         for presence in frame.presences:
-            earlier = self._presences.get(presence.name)
+            earlier = self._presences.get(presence.name) or new.get(presence.name)
             if earlier is None:
                 wire.check_presence(presence, self.agreement.roster)
                 self._compare(presence)
-                self._presences[presence.name] = presence
-                new.append(presence)
+                new[presence.name] = presence
             elif earlier.content != presence.content:
                 raise Refused(f"{presence.name} has begun twice, with two folders or plans")
-        for other in self._neighbours.values():
-            if new and other is not peer and other.live:
-                other.backlog.append(wire.encoded(wire.Presences(tuple(new))))
+        # All of a frame or nothing: what is taken is handed on.
+        self._presences |= new
+        self._hand_on(peer, _pieces(wire.Presences, new.values()))
         if not self._run and set(self._presences) == set(self.agreement.names):
             presences = tuple(self._presences[name] for name in self.agreement.names)
             self._folder.create("run", wire.encoded(wire.Presences(presences)))
@@ -630,8 +692,9 @@ class Site:
 
     def _compare(self, presence: wire.Presence) -> None:
         """Refuse a site that takes part in something else."""
-        differing = _differences(presence.terms, self._presences[self.name].terms)
-        if differing:
+        own = self._presences[self.name].terms
+        if presence.terms != own:
+            differing = _differences(presence.terms, own) or "how terms are written"
             raise Refused(f"{presence.name} and {self.name} differ in {differing}")
 
     def _take_message(self, peer: _Neighbour, message: wire.RoundMessage) -> None:
@@ -652,10 +715,20 @@ class Site:
             self._arrived[peer.name, message.round] = opened
             if earlier is None:
                 self._note(header)
-                self._hand_on(peer, [header])
+                self._hand_on(peer, _pieces(wire.Headers, [header]))
         elif earlier is None:
             raise Refused(f"round {message.round}, which this site never had")
-        peer.backlog.append(wire.encoded(wire.Receipt(message.round, header.digest)))
+        # An early one when its round begins: a sender that waits for nobody else stays near.
+        if message.round <= self._round:
+            self._acknowledge(peer, message.round)
+
+    def _acknowledge(self, peer: _Neighbour, round: int) -> None:
+        """Say that a message is on disk, once, however often it came before that is said."""
+        header = self._log.get(peer.name, round)
+        assert header is not None
+        receipt = wire.encoded(wire.Receipt(round, header.digest))
+        if receipt not in peer.backlog:
+            peer.backlog.append(receipt)
 
     def _opened(self, message: wire.RoundMessage) -> Message:
         """The numbers of a message, all finite."""
@@ -680,6 +753,9 @@ class Site:
             return False
         if header.round >= self._last or not self._is_signed(header):
             raise Refused(f"a header of {header.sender!r} is not signed for this run")
+        # No site is further ahead than links lie between; others would fill memory.
+        if header.round > self._round + len(self.agreement.names):
+            return False
         if header.sender == self.name:
             self._doubt = self._foreign(header, "a neighbour")
             return False
@@ -688,11 +764,11 @@ class Site:
         self._note(header)
         return True
 
-    def _hand_on(self, peer: _Neighbour, headers: list[wire.Header]) -> None:
+    def _hand_on(self, peer: _Neighbour, frames: list[bytes]) -> None:
         """Tell other neighbours what was sent to this site."""
         for other in self._neighbours.values():
-            if headers and other is not peer and other.live:
-                other.backlog.append(wire.encoded(wire.Headers(tuple(headers))))
+            if other is not peer and other.live:
+                other.backlog.extend(frames)
 
     def _note(self, header: wire.Header) -> None:
         if self._log.get(header.sender, header.round) is None:
@@ -806,6 +882,13 @@ def _whole(content: bytes, kind: type[wire.FrameT], name: str) -> wire.FrameT:
     if not isinstance(frame, kind):
         raise Damaged(f"{name} is damaged; this site must leave")
     return frame
+
+
+def _pieces(kind: type[wire.Presences] | type[wire.Headers], items: Iterable[Any]) -> list[bytes]:
+    """Frames that say all items, each within a channel's limit."""
+    parts = tuple(items)
+    starts = range(0, len(parts), _PIECE)
+    return [wire.encoded(kind(parts[start : start + _PIECE])) for start in starts]
 
 
 def _bytes_of(numbers: Tree) -> bytes:

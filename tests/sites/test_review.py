@@ -1,18 +1,177 @@
-"""What a hostile and patient reader tried on a site: promises that were broken, or might be."""
+"""What a hostile and patient reader tried on a site: promises that were broken, or might be.
 
+Those that are marked as expected failures are mended elsewhere, or are listed as open.
+"""
+
+import itertools
+import json
 import os
+import shutil
+import threading
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from tests.sites.test_compute import DESIGNS, plan_of, problem_of, site_of
+from tests.sites.network import LocalChannel
+from tests.sites.test_compute import DESIGNS, RECORDS, SITES, plan_of, problem_of, site_of
+from tests.sites.test_site import (
+    NAMES,
+    Agreed,
+    Killed,
+    Runner,
+    begun,
+    hear,
+    identities,
+    message_of,
+    payload_of,
+    runner,
+    sent_by,
+)
 
+import dpjax as dp
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.sites import store
+from dpjax.sites import store, wire
+from dpjax.sites.channel import Event
 from dpjax.sites.compute import SiteRounds
+from dpjax.sites.identity import Identity, Refused
 from dpjax.sites.noise import SiteNoise
+from dpjax.sites.site import MustLeave, Site, Waits
 from dpjax.sites.store import Audit, Folder
+
+__all__ = ("identities", "runner")
+
+PEERS = ("lyon", "turin")
+"""Neighbours of geneva on the ring."""
+
+
+def stepped(site: Site, runner: Runner, rounds: int) -> None:
+    """Let a site absorb some rounds, of neighbours that always answer."""
+    site._load()
+    for round in range(site.round, site.round + rounds):
+        for peer in PEERS:
+            site._neighbours[peer].acknowledged = round
+            message = message_of(site, runner.identities[peer], round, payload_of(site))
+            site._channel.events.put(Event("message", peer, wire.encoded(message), ""))
+        site._step()
+
+
+# One noise, one payload.
+
+FILES = ("state", "headers", "sent", "run", "secret", "received")
+LOSSES = [s for size in range(1, len(FILES)) for s in itertools.combinations(FILES, size)]
+
+
+@pytest.fixture(scope="module")
+def stopped(identities: dict[str, Identity], tmp_path_factory: pytest.TempPathFactory):
+    """A site that has stored its message of round 2, and its headers by round."""
+    folder = tmp_path_factory.mktemp("stopped")
+    runner = Runner(Agreed(plan_of(DESIGNS["own"], rounds=6), identities), identities, folder)
+    site = begun(runner)
+    stepped(site, runner, 2)
+    site._computed(site._state)
+    headers = {header.round: header for header in site._log if header.sender == "geneva"}
+    assert set(headers) == {0, 1, 2}
+    site.close()
+    return runner, headers
+
+
+@pytest.mark.gate(8)
+@pytest.mark.parametrize("lost", sorted(LOSSES, key=lambda names: "headers" not in names))
+def test_a_folder_that_lost_files_sends_no_second_payload(
+    lost: tuple[str, ...], stopped, tmp_path: Path
+) -> None:
+    """Of other records, which would make other bytes; neighbours show the last message."""
+    original, headers = stopped
+    shutil.copytree(original.folder / "geneva", tmp_path / "geneva")
+    for name in lost:
+        path = tmp_path / "geneva" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    runner = Runner(original.agreed, original.identities, tmp_path)
+    number = NAMES.index
+    channel = LocalChannel(runner.network, "geneva", set(PEERS))
+    try:
+        site = Site(
+            runner.agreed, problem_of(3), runner.identities["geneva"], channel, tmp_path / "geneva"
+        )
+    except ValueError:
+        return
+    try:
+        for other in PEERS + ("nice",):
+            presence = wire.signed_presence(
+                runner.identities[other], bytes([number(other) + 1] * 32), site.agreement.terms()
+            )
+            hear(site, "lyon", wire.Presences((presence,)))
+        greeting = wire.Greeting(site._presences["lyon"], site._run, (headers[2],))
+        site._check("lyon", wire.encoded(greeting))
+        site._load()
+        _, message = site._computed(site._state)
+    except MustLeave:
+        return
+    finally:
+        site.close()
+    assert message.header("geneva").digest == headers[message.round].digest
+
+
+def test_an_old_state_beside_a_later_message_leaves(stopped, tmp_path: Path) -> None:
+    """Neighbours show the later message, which the folder has: they cannot tell."""
+    original, headers = stopped
+    shutil.copytree(original.folder / "geneva", tmp_path / "geneva")
+    for name in ("state", "headers"):
+        (tmp_path / "geneva" / name).unlink()
+    runner = Runner(original.agreed, original.identities, tmp_path)
+    site = begun(runner)
+    greeting = wire.Greeting(site._presences["lyon"], site._run, (headers[2],))
+    assert site._check("lyon", wire.encoded(greeting)) is None
+    site._load()
+    site.compute.outgoing = None  # Nothing is computed before it leaves.
+    with pytest.raises(MustLeave, match="round 2 of this folder was sent already"):
+        site._computed(site._state)
+    assert not (tmp_path / "geneva" / "sent" / "0").exists()
+    site.close()
+
+
+@pytest.mark.xfail(strict=True, reason="mended with keys for links: a lost secret is drawn again")
+def test_a_lost_secret_is_not_drawn_again(stopped, tmp_path: Path) -> None:
+    """Rounds' noise is correlated: new numbers for old rounds are another strategy."""
+    original, _ = stopped
+    shutil.copytree(original.folder / "geneva", tmp_path / "geneva")
+    (tmp_path / "geneva" / "secret").unlink()
+    with pytest.raises(MustLeave):
+        Runner(original.agreed, original.identities, tmp_path).site("geneva")
+
+
+@pytest.mark.xfail(strict=True, reason="mended with keys for links: a kill may leave the secret")
+def test_no_secret_is_left_after_the_last_message(runner: Runner) -> None:
+    runner.agreed.average_rounds = 1
+    site = begun(runner)
+
+    def delete(name: str, function=site._folder.delete) -> None:
+        if name == "secret":
+            raise Killed
+        function(name)
+
+    site._folder.delete = delete
+    with pytest.raises(Killed):
+        stepped(site, runner, 6)
+    site.close()
+    runner.site("geneva").close()
+    assert not (runner.folder / "geneva" / "secret").exists()
+
+
+def test_another_secret_of_the_group_is_refused(
+    identities: dict[str, Identity], tmp_path: Path
+) -> None:
+    agreed = Agreed(plan_of(DESIGNS["shared"], rounds=3), identities)
+    runner = Runner(agreed, identities, tmp_path)
+    runner.site("geneva").close()
+    with pytest.raises(ValueError, match="secret is another than the one"):
+        runner.site("geneva", secret=bytes([8] * 32))
+    runner.site("geneva").close()
+    # What the folder keeps of it does not tell it, nor whether two folders have the same.
+    marks = (tmp_path / "geneva" / "mark").read_bytes()
+    runner.site("lyon").close()
+    assert bytes([9] * 32) not in marks and marks != (tmp_path / "lyon" / "mark").read_bytes()
 
 
 def test_rounds_begun_again_draw_from_the_new_secret() -> None:
@@ -33,6 +192,21 @@ def test_models_of_a_method_of_ones_own_are_not_sent_without_noise() -> None:
     plan = plan_of(DESIGNS["own"], method=Mine())
     assert not SiteRounds(plan, problem_of(0), 0, [1]).averages
     assert SiteRounds(plan_of(DESIGNS["own"]), problem_of(0), 0, [1]).averages
+
+
+def test_a_site_runs_once(runner: Runner) -> None:
+    """Its channel is closed: a second loop would wait for ever, and busily."""
+    site = runner.site("geneva")
+    rounds = site.rounds()
+    site._doubt = "enough"
+    with pytest.raises(MustLeave, match="enough"):
+        next(rounds)
+    with pytest.raises(ValueError, match="make another site"):
+        site.run()
+    site.close()
+
+
+# The disk.
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +249,207 @@ def test_folders_of_messages_last_before_anything_is_in_them(
     folder.delete("secret")
     assert synchronised == [(tmp_path / "site", ["lock", "received", "sent"])]
     folder.close()
+
+
+# Hostile neighbours.
+
+
+def test_a_flood_of_refusals_fills_neither_disk_nor_memory(
+    runner: Runner, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = begun(runner)
+    lyon = site._neighbours["lyon"]
+    lyon.live = True
+    receipt = wire.encoded(wire.Receipt(0, bytes(32)))
+    site._folder.append = lambda name, line: None  # Faster.
+    before = len(lyon.backlog)
+    for _ in range(5000):
+        site._handle(Event("message", "lyon", receipt, ""))
+    assert 1000 <= len(lyon.backlog) - before <= 1003
+    assert len(caplog.records) <= 1003
+    # What it refuses, or says it does, is logged no more often, and in one line.
+    caplog.clear()
+    hostile = wire.Refusal("no\n2026-01-01 INFO geneva: all is well\x1b[2J")
+    hear(site, "turin", hostile)
+    (record,) = caplog.records
+    assert "\n" not in record.getMessage() and "\x1b" not in record.getMessage()
+    for _ in range(5000):
+        hear(site, "turin", hostile)
+    assert len(caplog.records) <= 1003
+    site.close()
+
+
+def test_a_message_that_comes_again_and_again_has_one_receipt_waiting(runner: Runner) -> None:
+    site = begun(runner)
+    data = wire.encoded(message_of(site, runner.identities["lyon"], 0, payload_of(site)))
+    lyon = site._neighbours["lyon"]
+    lyon.live = True
+    lyon.backlog.clear()
+    for _ in range(100):
+        site._handle(Event("message", "lyon", data, ""))
+    assert len(lyon.backlog) == 1
+    site.close()
+
+
+def test_headers_fill_no_memory_and_stop_nobody(
+    identities: dict[str, Identity], tmp_path: Path
+) -> None:
+    """Whoever signs headers of rounds to come, or of long digests, makes others keep none."""
+    agreed = Agreed(plan_of(DESIGNS["own"], rounds=3000), identities)
+    site = begun(Runner(agreed, identities, tmp_path))
+    lyon = identities["lyon"]
+
+    def header(round: int, digest: bytes) -> wire.Header:
+        bare = wire.Header("lyon", round, digest, b"")
+        content = wire.message_content(site._run, 0, bare)
+        return bare._replace(signature=lyon.sign("message", content))
+
+    (answer,) = hear(site, "lyon", wire.Headers((header(0, bytes(100_000)),)))
+    assert "not signed for this run" in answer.reason
+    far = tuple(header(round, bytes(32)) for round in range(5, 3000, 500))
+    near = tuple(header(round, bytes(32)) for round in range(5))
+    assert hear(site, "lyon", wire.Headers(far + near)) == []
+    assert {noted.round for noted in site._log} == set(range(5))
+    site.close()
+
+
+def test_what_a_new_session_is_told_fits_into_frames(runner: Runner) -> None:
+    site = begun(runner)
+    for number in range(500):
+        site._log.note(wire.Header("nice", number, bytes(32), bytes(72)))
+        name = f"hospital-{number}"
+        site._presences[name] = site._presences["nice"]._replace(name=name)
+    turin = site._neighbours["turin"]
+    site._handle(Event("opened", "turin", b"", ""))
+    assert max(map(len, turin.backlog)) < 2**16
+    frames = [wire.decoded(data) for data in turin.backlog]
+    headers = [frame for frame in frames if isinstance(frame, wire.Headers)]
+    presences = [frame for frame in frames if isinstance(frame, wire.Presences)]
+    assert sum(len(frame.headers) for frame in headers) == 500
+    assert sum(len(frame.presences) for frame in presences) == 504
+    site.close()
+
+
+def test_presences_are_taken_and_handed_on_together_or_not_at_all(runner: Runner) -> None:
+    site = runner.site("geneva")
+    site._neighbours["turin"].live = True
+    good, bad = (
+        wire.signed_presence(runner.identities[name], bytes([3] * 32), site.agreement.terms())
+        for name in ("lyon", "nice")
+    )
+    bad = bad._replace(nonce=bytes([4] * 32))
+    (refusal,) = hear(site, "lyon", wire.Presences((good, bad)))
+    assert "not signed" in refusal.reason and set(site._presences) == {"geneva"}
+    assert not site._neighbours["turin"].backlog
+    hear(site, "lyon", wire.Presences((good,)))
+    assert [wire.decoded(data) for data in site._neighbours["turin"].backlog] == [
+        wire.Presences((good,))
+    ]
+    # Equal terms, a thousand times over, would be in the frames of all sites.
+    terms = tuple(sorted(site.agreement.terms().items())) * 1000
+    long = wire.Presence("nice", bytes([4] * 32), terms, b"")
+    long = long._replace(signature=runner.identities["nice"].sign("presence", long.content))
+    (refusal,) = hear(site, "lyon", wire.Presences((long,)))
+    assert "how terms are written" in refusal.reason
+    site.close()
+
+
+# Waiting.
+
+
+def test_an_early_message_is_acknowledged_when_its_round_begins(runner: Runner) -> None:
+    site = begun(runner)
+    site._load()
+    early = message_of(site, runner.identities["lyon"], 1, payload_of(site))
+    assert hear(site, "lyon", early) == []
+    assert (runner.folder / "geneva" / "received" / "1.lyon").exists()
+    stepped(site, runner, 1)
+    said = [wire.decoded(data) for data in site._neighbours["lyon"].backlog]
+    assert wire.Receipt(1, early.header("lyon").digest) in said
+    site.close()
+
+
+class OneWay(Runner):
+    """Sites of a ring in which each sends to the next one alone."""
+
+    def site(self, name: str, **changes: object) -> Site:
+        number = NAMES.index(name)
+        peers = {NAMES[(number + step) % SITES] for step in (1, -1)}
+        channel = LocalChannel(self.network, name, peers)
+        identity = self.identities[name]
+        waits = Waits(late=5.0, linger=5.0)
+        folder = self.folder / name
+        return Site(self.agreed, problem_of(number), identity, channel, folder, waits=waits)
+
+
+@pytest.mark.slow
+def test_links_of_one_direction_do_not_run_away(
+    identities: dict[str, Identity], tmp_path: Path
+) -> None:
+    """A sender that hears nothing of a slow receiver was two rounds ahead, and refused for ever."""
+    config = dp.Config(
+        protect=dp.Protect("zero_out_record", clip_norm=1.0),
+        sampler=dp.samplers.Full(),
+        optimizer=dp.optimizers.Sgd(0.3),
+        noise=dp.noise.Independent(),
+        budget=dp.Budget(8.0, delta=1e-3),
+        rounds=4,
+        release=True,
+    )
+    W = np.eye(SITES) / 2 + np.roll(np.eye(SITES), 1, axis=0) / 2
+    plan = dp.make_plan(config, W, counts=[RECORDS] * SITES)
+    runner = OneWay(Agreed(plan, identities), identities, tmp_path)
+
+    def slow(site: Site) -> None:
+        handle = site._handle
+
+        def late(event: Event) -> None:
+            said = wire.decoded(event.data) if event.kind == "message" else None
+            if event.peer == "lyon" and isinstance(said, wire.RoundMessage) and said.round == 1:
+                # All others go on without it, as far as they can.
+                threading.Event().wait(1.0)
+            handle(event)
+
+        site._handle = late
+
+    for name in NAMES:
+        runner.start(name, slow if name == "nice" else lambda site: None)
+    try:
+        runner.finished()
+    finally:
+        runner.stop()
+    refusals = [wire.decoded(data) for _, _, data in runner.network.frames]
+    assert not [frame for frame in refusals if isinstance(frame, wire.Refusal)]
+
+
+def test_a_site_that_is_done_serves_again_and_ends_though_others_are_gone(runner: Runner) -> None:
+    for name in NAMES:
+        runner.start(name)
+    runner.finished()
+    site = runner.site("geneva", waits=Waits(late=5.0, linger=0.5))
+    ended = threading.Thread(target=site.run, daemon=True)
+    ended.start()
+    ended.join(20)
+    is_over = not ended.is_alive()
+    site._doubt = "the test is over"
+    assert is_over
+    site.close()
+
+
+def test_a_refusal_holds_no_numbers_of_records(runner: Runner) -> None:
+    """What goes out beside messages: names, rounds, digests, sizes."""
+    for name in NAMES:
+        runner.start(name)
+    runner.finished()
+    kinds = {type(wire.decoded(data)) for _, _, data in runner.network.frames}
+    assert kinds <= {wire.Presences, wire.Headers, wire.RoundMessage, wire.Receipt, wire.Finished}
+    assert all(len(variants) == 1 for variants in sent_by(runner.network).values())
+    for path in (runner.folder / "geneva").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    lines = (runner.folder / "geneva" / "audit.jsonl").read_text().splitlines()
+    keys = {key for line in lines for key in json.loads(line)}
+    assert keys == {"event", "time", "before", "run", "plan", "round", "digest"}
+
+
+def test_a_reason_is_one_line_of_ascii() -> None:
+    assert "\n" not in str(Refused("a\nb\x1b")) and "\x1b" not in str(Refused("a\nb\x1b"))
