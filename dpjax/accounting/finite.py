@@ -8,6 +8,9 @@ only where z~ and z fall into different cells. The page 'Proofs' of the manual d
     M(S) <= e^eta M*(S) + beta   and   M*(S) <= e^eta M(S) + beta,   beta without a factor e^epsilon
 
 so that (epsilon, delta') of M* gives M (epsilon + 2 eta, e^eta delta' + beta).
+
+F may be [own | links], with more normals than messages, of which an attacker may know any that
+links add. The own ones then smooth the cells alone, given all others.
 """
 
 from collections.abc import Callable
@@ -95,7 +98,7 @@ class Grid(NamedTuple):
     Attributes:
         spacing: h, a power of two.
         deviation: The least standard deviation of a coordinate of the noise given all other
-            agents' and rounds' noise.
+            agents' and rounds' noise, and all normals of links.
         variance: h^2 / 12, which rounding adds to every message; it does not cancel in sums.
         share: What it adds, as a share, to the noise variance of the network's mean summed over
             the run.
@@ -157,7 +160,8 @@ def release_grid(factor: Matrix, rounds: int, strategy: Matrix | None = None) ->
     deviations), and over a cell of which no normal moves by more than 1/2.
 
     Args:
-        factor: [n, n] F; noise over agents has covariance F F'. Or [n], a diagonal.
+        factor: [n, n] F; noise over agents has covariance F F'. Or [n], a diagonal; or [n, n + e],
+            as in `release_cost`.
         rounds: T.
         strategy: [T, T] C as applied; None is the identity.
 
@@ -209,10 +213,13 @@ def release_cost(
     message: if the ideal mechanism is (e, delta - cost.delta)-DP, the release is
     (e + cost.epsilon, delta)-DP, provided that the generator of bits (threefry, and ChaCha20 at
     sites) is pseudorandom, that normals are those of `dpjax.transforms.variates`, and that they are
-    coloured and added in float64.
+    coloured and added in float64. It is so, too, against who knows any normals of links, chosen or
+    not, and all of some agents: ``mu`` is then that of the ideal mechanism against the same
+    attacker.
 
     Args:
-        factor: [n, n] F, or [n], a diagonal.
+        factor: [n, n] F, or [n], a diagonal. Or [n, n + e]: F = [own | links], of which the square
+            part is invertible, and the e further columns are of normals that others may know.
         rounds: T.
         strategy: [T, T] C as applied in float64; None is the identity.
         spacing: h.
@@ -241,7 +248,7 @@ def release_cost(
     parameters = _validate.integer("parameters", parameters)
     delta = _validate.probability("delta", delta)
     sums = _sums(factor, rounds, strategy, recursive=recursive)
-    draws = len(factor) * rounds * parameters
+    draws = len(sums.columns_f) * rounds * parameters
     within = sums.within * spacing * 1.01
     slope = (mu + _SLOPE) * spacing / sums.deviation + spacing**2 * sums.precision * 1.01
     # Twice the error over the cell is what a cell's two ends gain or lose, by a density's slope.
@@ -279,7 +286,9 @@ def release_cost(
             moved = largest * ((mu / shift) ** 2 + log_rest / rate)
             expected = copies * mean * expm1(rate) / rate
             eta = min(eta, expected + moved)
-    eta += added * draws
+    # Whoever knows normals of links may have chosen them: these count at their largest.
+    chosen = coloured.reshape(-1, len(sums.columns_f))[:, len(factor) :]
+    eta += added * draws + copies * reach * float(chosen.sum())
     # Fresh noise, by rounds and coordinates: errors of both signs add up like a random walk.
     steps = rounds * parameters
     step_error = float(errors.sum()) + len(errors) * added
@@ -372,9 +381,11 @@ def _mean(
 def _sums(factor: Numbers, rounds: int, strategy: Numbers | None, *, recursive: bool) -> _Sums:
     factor = _validate.finite_array("factor", factor)
     rounds = _validate.integer("rounds", rounds)
-    diagonal = precision.diagonal_of(factor)
+    # Errors come of all normals; what smooths a cell are the own ones.
+    square = factor if factor.ndim == 1 else factor[:, : len(factor)]
+    diagonal = precision.diagonal_of(square)
     if diagonal is None:
-        rank = np.linalg.matrix_rank(_validate.square("factor", factor))
+        rank = np.linalg.matrix_rank(_validate.square("factor", square))
         singular = rank < len(factor)
     else:
         sizes = abs(diagonal)
@@ -385,10 +396,11 @@ def _sums(factor: Numbers, rounds: int, strategy: Numbers | None, *, recursive: 
             "of full rank"
         )
     if diagonal is None:
-        inverse = np.linalg.inv(factor)
+        inverse = np.linalg.inv(square)
     else:
-        factor = diags_array(diagonal, format="csr")
         inverse = diags_array(1 / diagonal, format="csr")
+    if factor.ndim == 1:
+        factor = diags_array(factor, format="csr")
     c = np.ones((1, 1)) if strategy is None else strategy_.check_strategy(strategy, rounds)
     c_inverse = strategy_.inverse_of(c)
     feedback = abs(c_inverse)

@@ -64,6 +64,12 @@ def check_run(plans: Any, problem: Any, seeds: Any, agents: Sequence[int] | None
             f"a release came with {len(plans)} plans and {len(seeds)} seeds, which would share raw "
             "noise; run one plan with one seed"
         )
+    config = plans[0].config
+    if agents is None and config.release and not compatibility.noise(config.noise).one_process:
+        raise ValueError(
+            f"release is True with noise {config.noise} in one process: its secrets are those of "
+            "several holders. Run it as sites (dp.site), or give release=False"
+        )
     for problem in problems:
         _check_counts(plans, problem, agents)
     return plans, problems, seeds

@@ -474,8 +474,34 @@ class OverAgents:
         raise NotImplementedError
 
 
+class ByFactor:
+    """Noise F (C^-1 Z)_t, drawn by its factor and strategy: hardened, where it is released."""
+
+    factor: _Factor
+    """[n, n] float32 F, or its diagonal [n]; with more columns, these are normals of links."""
+    strategy: Strategy | None
+    """[T, T] float64 C over rounds; None is the identity."""
+
+    @property
+    def arrays(self) -> Arrays:
+        """The factor."""
+        return {"factor": self.factor}
+
+    def grid(self, target: Target) -> finite.Grid:
+        """The grid of a release."""
+        # A release applies its strategy in float64.
+        strategy = None if self.strategy is None else rounds_.applied(self.strategy, np.float64)
+        return finite.release_grid(self.factor, target.rounds, strategy)
+
+    def privatizer(self, target: Target) -> "_Coloured":
+        """How it is drawn."""
+        strategy = None if self.strategy is None else HashableMatrix(self.strategy)
+        spacing = self.grid(target).spacing if target.config.release else None
+        return _Coloured(target.rounds, strategy, spacing)
+
+
 @dataclass(frozen=True, eq=False)
-class Factored(OverAgents):
+class Factored(ByFactor, OverAgents):
     """F (C^-1 Z)_t of correlated noise.
 
     Guarantee: `loss` is an outsider's, who sees every message on every link, whatever gradients
@@ -508,11 +534,6 @@ class Factored(OverAgents):
         """The factor."""
         return self.factor
 
-    @property
-    def arrays(self) -> Arrays:
-        """The factor."""
-        return {"factor": self.factor}
-
     def check(self, target: Target) -> None:
         """Refuse another factor than float32 [n, n], or another strategy than [T, T]."""
         shape = self.factor.shape
@@ -524,18 +545,6 @@ class Factored(OverAgents):
     def inverse_diagonal(self) -> PerAgent:
         """[R^-1]_ii of R = F F'."""
         return precision.inverse_diagonal(factor=self.factor)
-
-    def grid(self, target: Target) -> finite.Grid:
-        """The grid of a release."""
-        # A release applies its strategy in float64.
-        strategy = None if self.strategy is None else rounds_.applied(self.strategy, np.float64)
-        return finite.release_grid(self.factor, target.rounds, strategy)
-
-    def privatizer(self, target: Target) -> "_Coloured":
-        """How it is drawn."""
-        strategy = None if self.strategy is None else HashableMatrix(self.strategy)
-        spacing = self.grid(target).spacing if target.config.release else None
-        return _Coloured(target.rounds, strategy, spacing)
 
 
 @dataclass(frozen=True)
@@ -601,7 +610,7 @@ class _Coloured(Privatizer):
     rows: tuple[int, ...] | None = None
 
     def transformation(self, arrays: Arrays, key: PRNGKeyArray) -> optax.GradientTransformation:
-        """The noise of one plan; ``arrays["factor"]`` is its F [n, n], or the diagonal [n].
+        """The noise of one plan; ``arrays["factor"]`` is its F [n, q], or the diagonal [n].
 
         A driver that draws the normals itself gives them as ``arrays["normals"]``.
         """
@@ -619,7 +628,7 @@ class _Coloured(Privatizer):
     def for_agents(
         self, arrays: Arrays, agents: Sequence[int]
     ) -> "tuple[Privatizer, Arrays] | None":
-        """Their rows of F, and the columns of the raw normals of their groups."""
+        """Their rows of F, and the columns of the raw normals of their groups, or of their own."""
         factor = np.asarray(arrays["factor"])
         numbers = list(agents)
         # A group's members hold its seed in practice, so they draw all its normals; no others'.
@@ -627,8 +636,12 @@ class _Coloured(Privatizer):
         if (diagonal := precision.diagonal_of(factor)) is not None:
             part = diagonal[numbers]
         else:
-            group = groups(factor)
-            rows = tuple(np.flatnonzero(np.isin(group, group[numbers])).tolist())
+            used = np.any(factor[numbers], axis=0)
+            # Only the two ends of a link hold its secret, whose column is beyond the square part.
+            if factor.shape[0] == factor.shape[1]:
+                group = groups(factor)
+                used = np.isin(group, group[numbers])
+            rows = tuple(np.flatnonzero(used).tolist())
             part = factor[np.ix_(numbers, rows)]
         return dataclasses.replace(self, rows=rows), {**arrays, "factor": part}
 
@@ -721,10 +734,11 @@ def _spent(target: Target, noise: Calibrated) -> tuple[Loss, budget_.AgentLoss |
         return losses.Concentrated(size, rounds, white, dealt), spent
     # Why the first t rounds may spend more than t / T of the squared loss.
     reason: Literal["correlated", "schedule", "sampler"] | None = None
-    if noise.strategy is not None:
-        reason = "correlated"
-    elif compatibility.noise(target.config.noise).by_round:
+    # A released schedule is a strategy, whose rounds are independent.
+    if compatibility.noise(target.config.noise).by_round:
         reason = "schedule"
+    elif noise.strategy is not None:
+        reason = "correlated"
     elif even:
         reason = "sampler"
     return losses.Gaussian(size, rounds, white, dealt, None if white else reason), spent

@@ -51,7 +51,8 @@ class NoiseTerms:
         by_round: True where its scale changes by round and its loss follows from how far the
             payload moves, which any method may say of its own: clipped in the norm that the noise
             asks for, or under an assumed gap.
-        released: Whether a run in one process may be a release.
+        released: Whether it may be released at all.
+        one_process: Whether a run in one process may be a release, or only one of sites.
         known_variance: Whether the plan knows the variance that optimizers may ask for.
         inherited: Whether a user's class may have them by inheritance alone, without a promise of
             its own: a method's kind of payload then does not count for it.
@@ -68,6 +69,7 @@ class NoiseTerms:
     by_round: bool = False
     loss: Literal["gaussian", "pure", "zcdp"] = "gaussian"
     released: bool = True
+    one_process: bool = True
     known_variance: bool = True
     inherited: bool = False
     why: str = (
@@ -93,10 +95,10 @@ SCHEDULED = NoiseTerms(
     attackers=_INDEPENDENT_KEYS,
     payloads=(*ANSWERS, "models"),
     by_round=True,
-    released=False,
+    one_process=False,
     why=(
-        f"{_SECRET_KEYS}; what float32 adds to it is not accounted, so it is a simulation "
-        "(release=False)"
+        f"{_SECRET_KEYS}; what finite precision adds is accounted of Gaussian noise alone, so "
+        "Laplace noise is a simulation (release=False)"
     ),
 )
 """Of designs whose scale changes by round."""
@@ -432,6 +434,10 @@ def check_parts(config: Any) -> None:
         f"optimizer is {optimizer} with gradients 'view', whose loss is that of steps of constant "
         f"size: {terms.why}": protect.gradients == "view" and not constant,
         f"release is True with noise {kind}: {terms.why}": config.release and not terms.released,
+        f"release is True with method {name}, whose payload nothing bounds, nor what is lost where "
+        "float64 adds noise to it: give DSGD(), whose gradients are clipped, or release=False": (
+            config.release and method_part.sensitivity is not None
+        ),
     }
     _validate.refuse(refusals)
 

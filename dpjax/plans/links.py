@@ -23,7 +23,7 @@ from dpjax.accounting.trust import LinearAlgorithm
 from dpjax.algorithms import zip_dl
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism.participation import Participation
-from dpjax.plans.calibration import Calibrated, DrawnNoise, PerAgent, Target
+from dpjax.plans.calibration import ByFactor, Calibrated, DrawnNoise, PerAgent, Target
 from dpjax.plans.compatibility import KEYS_APART, SIMULATED, NoiseTerms
 from dpjax.plans.protect import Protect
 from dpjax.protocols import Arrays, Look, Privatizer, Updates
@@ -166,6 +166,10 @@ class _CalibratedScale(Calibrated):
         return self.part.drawn(target)
 
 
+class _Released(ByFactor, _CalibratedScale):
+    """Own noise and that of links as sites draw it, from F = [own | links]."""
+
+
 @dataclass(frozen=True)
 class PairKeys(ScaledNoise):
     """DECOR with keys at both ends: own noise, and a secret of the two ends of every link.
@@ -182,7 +186,8 @@ class PairKeys(ScaledNoise):
     Under "view" it is smaller, and holds only for gradients that do not depend on what attackers
     cannot see. The largest loss over victims (over attackers too, for "node") meets the budget. A
     coalition's own agents are no victims: to an outsider they may lose more. One process that draws
-    all keys, as a run here, is a simulation.
+    all keys, as a run here, is a simulation; a release is one of sites, which covers what finite
+    precision costs against these attackers too (`dpjax.accounting.finite.release_cost`).
 
     Attributes:
         shared: Variance of a link's secret over that of an agent's own noise.
@@ -205,11 +210,10 @@ class PairKeys(ScaledNoise):
     terms = NoiseTerms(
         attackers=KEYS_APART,
         payloads=("dsgd",),
-        released=False,
+        one_process=False,
         why=(
             "its loss is known for D-SGD (method=DSGD()), and with gradients='view' for steps of "
-            f"constant size (optimizer=Sgd(step_size)); {SIMULATED}: in a release every agent "
-            "draws its own with transforms.noise"
+            "constant size (optimizer=Sgd(step_size))"
         ),
     )
 
@@ -233,6 +237,13 @@ class PairKeys(ScaledNoise):
     def source(self, target: Target) -> _Source:
         """Own noise beside that of links."""
         return views.decor(target.dense, 1.0, self.shared).source
+
+    def calibrate(self, target: Target) -> _CalibratedScale:
+        """Make the noise for a budget on a network, as `ScaledNoise.calibrate`."""
+        noise = super().calibrate(target)
+        if target.config.release:
+            return _Released(self, noise.scale, noise.source)
+        return noise
 
     def drawn(self, target: Target) -> DrawnNoise:
         """How it is drawn, its keys all from one: a simulation."""

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import pure
-from dpjax.plans.calibration import Calibrated, DrawnNoise, PerAgent, Target
+from dpjax.plans.calibration import ByFactor, Calibrated, DrawnNoise, PerAgent, Target
 from dpjax.plans.compatibility import SCHEDULED
 from dpjax.plans.config import Config
 from dpjax.plans.protect import Budget
@@ -138,6 +138,8 @@ class _Scheduled:
         while (noise.loss(target).epsilon > budget.largest).any():
             scale *= 1 + 2.0**-22
             noise = self.at(scale, profile, moves)
+        if target.config.release:
+            return _Released(self, noise.scales, moves, target.agents)
         return noise
 
     def at(self, scale: float, profile: np.ndarray, sensitivities: np.ndarray) -> "_ScheduledNoise":
@@ -184,7 +186,7 @@ class ScheduledLaplace(_Scheduled):
     label = "laplace"
     kind = "laplace"
     look = Look("scheduled Laplace", "#AA4499", "h", "--")
-    terms = dataclasses.replace(SCHEDULED, loss="pure")
+    terms = dataclasses.replace(SCHEDULED, loss="pure", released=False)
 
     total = staticmethod(pure.epsilon_of_sensitivities)
 
@@ -204,7 +206,9 @@ class ScheduledGaussian(_Scheduled):
 
     Guarantee: with sigma_k the deviation of round k and s_k how far one agent's private payload
     moves in L2 in it, all messages together are mu-GDP, mu^2 = sum_k (s_k / sigma_k)^2, against an
-    outsider who sees every message. Simulations only, as for `ScheduledLaplace`.
+    outsider who sees every message. A release is one of sites, as a strategy over rounds
+    C = diag(1 / sigma_k), for clipped gradients: nothing bounds what float64 loses of other
+    payloads.
 
     Reference:
         Dong, Roth and Su (2022), Corollary 3.3.
@@ -266,6 +270,29 @@ class _ScheduledNoise(Calibrated):
     def privatizer(self, target: Target) -> Privatizer:
         """How it is drawn: every agent's part by itself."""
         return DrawnNoise(_scheduled, (target.rounds, self.part.kind), _lost, by_agent=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Released(ByFactor, _ScheduledNoise):
+    """Noise of a schedule as sites draw it: C^-1 Z with C = diag(1 / scales).
+
+    Attributes:
+        agents: n.
+    """
+
+    agents: int
+
+    operator = None
+
+    @property
+    def factor(self) -> np.ndarray:  # type: ignore[override]
+        """The identity's diagonal."""
+        return np.ones(self.agents, np.float32)
+
+    @property
+    def strategy(self) -> np.ndarray:  # type: ignore[override]
+        """C, from which no scale comes out smaller, however 1 / C is rounded."""
+        return np.diag(np.nextafter(1 / self.scales.astype(np.float64), 0))
 
 
 def _scheduled(

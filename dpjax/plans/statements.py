@@ -189,7 +189,7 @@ def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:
         recursive=plan.strategy is not None
         and rounds_.route(plan.strategy, config.rounds).kind == "recursion",
     )
-    draws = f"{cost.draws:,} draws of this release (rounds x agents x parameters)"
+    draws = f"{cost.draws:,} draws of this release (rounds x parameters x agents, and links)"
     if not cost.delta <= finite.LIMIT * delta:
         raise ValueError(
             f"delta is {delta:g}, of which noise of finite precision would take {cost.delta:.2g} "

@@ -891,7 +891,8 @@ def _checked_factor(factor: _Real, rows: AgentRows) -> _Real:
                 f"factor has a largest entry of {largest:.3g}, at which noise vanishes or "
                 "overflows; rescale it"
             )
-    if factor.ndim not in (1, 2) or factor.shape[0] != factor.shape[-1]:
+    # A traced one may have more columns, of normals that links share.
+    if factor.ndim not in (1, 2) or factor.shape[0] > factor.shape[-1]:
         raise ValueError(
             f"factor has shape {factor.shape}; give a square matrix over the agents, or a diagonal"
         )

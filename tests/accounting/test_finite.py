@@ -209,3 +209,126 @@ def test_mean_effects_against_quadrature(within, shift):
     assert (
         linear * (1 - 1e-6) <= finite._mean(sampler, none, single, within, shift) <= 1.01 * linear
     )
+
+
+def share_below(ends, bits):
+    """How many of a sampler's 2^bits normals, as a share, lie below: middles of cells are."""
+    return np.round(stats.norm.cdf(ends) * 2.0**bits) * 2.0**-bits
+
+
+def cells_of(offsets, sizes, own, spacing, bits=None):
+    """[cells, offsets] probabilities of rounded ``offset + own z``; None is for real normals."""
+    ends = ((np.arange(-sizes, sizes + 2) - 0.5)[:, None] * spacing - offsets) / own
+    below = stats.norm.cdf(ends) if bits is None else share_below(ends, bits)
+    return np.diff(below, axis=0)
+
+
+def test_message_given_normal_of_its_link_counted_exactly():
+    """The release adds c times the link's normal; the ideal mechanism any real one of its cell."""
+    bits, strength, spacing = 26, 1000.0, 0.25
+    sampler = finite.NormalSampler(2.0**-27, 2.0**-27, 2.0**-5, 2.0**-5, 1e-15)
+    factor = np.array([[1.0, strength]])
+    sizes = dict(spacing=spacing, parameters=1, mu=0.5, delta=0.4, clip_norm=1.0, sampler=sampler)
+    cost = finite.release_cost(factor, 1, **sizes)
+    rng = np.random.default_rng(0)
+    # Cells of the link's normal, up to the reach: in between is the number that is drawn.
+    first = np.floor(rng.uniform(2.0**-5, 1 - 2.0**-5, 500) * 2**bits)
+    drawn = stats.norm.ppf((first + 0.5) * 2.0**-bits)
+    worst = 0.0
+    near = np.abs(np.arange(-8, 9)) * spacing + spacing / 2 <= sampler.reach
+    for place in (0.0, 1.0):
+        real = stats.norm.ppf((first + place) * 2.0**-bits)
+        # Where a message comes to lie decides nothing, so the common part is taken away.
+        release = cells_of(np.zeros(500), 8, 1.0, spacing, bits)
+        ideal = cells_of(strength * (real - drawn), 8, 1.0, spacing)
+        worst = max(worst, np.abs(np.log(release / ideal))[near[2:-2].nonzero()[0] + 2].max())
+    assert 0 < worst <= cost.epsilon / 2 < 0.2
+    # Errors of own normals alone are no bound.
+    assert finite.release_cost(factor[:, :1], 1, **sizes).epsilon / 2 < worst
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_two_messages_of_one_link_are_as_private_as_stated(knows):
+    """Every pair of messages, summed over all normals of the link, or with the one that it had."""
+    own, link, spacing, bits = (1.0, 1.25), 0.75, 0.25, 18
+    factor = np.array([[own[0], 0.0, link], [0.0, own[1], -link]])
+    sampler = finite.NormalSampler(2.0**-19, 2.0**-19, 2.0**-6, 2.0**-6, 1e-15)
+    shift = 0.9
+    move = np.array([shift, 0.0])
+    covariance = np.diag(np.square(own)) + (0 if knows else link**2) * np.array([[1, -1], [-1, 1]])
+    mu = math.sqrt(move @ np.linalg.solve(covariance, move))
+    cost = finite.release_cost(
+        factor, 1, spacing=spacing, parameters=1, mu=mu, delta=0.4, clip_norm=1.0, sampler=sampler
+    )
+    # A known normal is what it is; of an unknown one the ideal mechanism has the real one.
+    drawn = np.sort(values(10 if knows else bits))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
+    normals = {
+        "release": (bits, drawn, np.full(len(drawn), 1 / len(drawn))),
+        "ideal": (None, nodes, weights / weights.sum()),
+    }
+    if knows:
+        normals["ideal"] = (None, *normals["release"][1:])
+    tables = {}
+    for name, (exact, points, shares) in normals.items():
+        for side, mean in (("first", 0.0), ("second", shift)):
+            one = cells_of(mean + link * points, 30, own[0], spacing, exact) * shares
+            other = cells_of(-link * points, 30, own[1], spacing, exact)
+            tables[name, side] = np.einsum("il,jl->lij", one, other) if knows else one @ other.T
+    # Closeness of what is near: 18 bits reach no further.
+    near = np.abs(np.arange(-30, 31)) <= 6
+    for side in ("first", "second"):
+        release, ideal = (tables[name, side][..., near, :][..., near] for name in normals)
+        likely = (ideal > 1e-3 * ideal.max(axis=(-2, -1), keepdims=True)) & (ideal > 1e-8)
+        ratio = np.abs(np.log(release[likely] / ideal[likely]))
+        assert 0 < np.quantile(ratio, 0.5) and ratio.max() <= cost.epsilon / 2
+    # And privacy, which is that of who knows the link: the outsider's is no bound for it.
+    for epsilon in (0.0, 0.5, 1.0):
+        first, second = tables["release", "first"], tables["release", "second"]
+        spent = np.maximum(first - math.exp(epsilon) * second, 0).sum()
+        assert spent <= gdp.delta(mu, epsilon) * (1 + 1e-3)
+        outside = shift * math.sqrt(
+            np.linalg.inv(np.diag(np.square(own)) + link**2 * np.array([[1, -1], [-1, 1]]))[0, 0]
+        )
+        assert not knows or spent > gdp.delta(outside, epsilon) * (1 + 1e-3)
+
+
+def test_links_cost_as_further_normals_and_smooth_nothing():
+    own = np.diag([2.0, 3.0])
+    column = np.array([[1.0], [-1.0]])
+
+    def linked(*strengths):
+        return np.hstack([own, *(strength * column for strength in strengths)])
+
+    grids = [finite.release_grid(linked(*strengths), 10) for strengths in ((), (1.0,), (50.0, 9.0))]
+    assert len({(grid.spacing, grid.deviation, grid.share) for grid in grids}) == 1
+    assert grids[0].deviation == 2.0, "that of the own noise, however large links are"
+    sizes = dict(spacing=0.25, parameters=100, mu=1.0, delta=1e-5, clip_norm=1.0)
+    costs = [
+        finite.release_cost(linked(*strengths), 10, **sizes)
+        for strengths in ((), (0.0,), (1.0,), (2.0,), (2.0, 2.0), (50.0, 2.0))
+    ]
+    assert [cost.draws for cost in costs] == [2000, 3000, 3000, 3000, 4000, 4000]
+    for less, more in zip(costs, costs[1:], strict=False):
+        assert less.epsilon < more.epsilon and less.delta <= more.delta
+    assert costs[0] == finite.release_cost(np.array([2.0, 3.0]), 10, **sizes)
+    # The own part alone must be invertible: what links add may be known.
+    with pytest.raises(ValueError, match="factor is singular"):
+        finite.release_grid(np.hstack([np.diag([1.0, 0.0]), column]), 10)
+
+
+def test_chosen_normals_of_links_count_at_their_largest():
+    """With a strategy no walk is taken, so that the sum of rounding errors is what it says."""
+    factor = np.array([[1.0, 1e3]])
+    sizes = dict(spacing=2.0**-3, parameters=1, mu=1e-3, delta=0.5, clip_norm=0.0)
+    fine = finite.SAMPLER._replace(half=2.0**-200, finer_half=2.0**-300, error=0.0)
+    cost = finite.release_cost(factor, 1, np.eye(1), sampler=fine, **sizes)
+    # The message's last addition alone rounds so much, at the reach.
+    assert cost.epsilon / 2 > 2 / 2.0**-3 * 2.0**-53 * 1e3 * fine.reach
+
+
+def test_square_factor_costs_what_it_did():
+    """Numbers of the version without links, to the last bits of sums."""
+    sizes = dict(spacing=2.0**-4, parameters=1000, mu=1.5, delta=1e-6, clip_norm=2.0)
+    cost = finite.release_cost(np.array([0.5, 1.0, 2.0]), 20, **sizes)
+    assert cost == pytest.approx((3.4934613129319054e-07, 4.174673085121386e-12, 60000), rel=1e-12)

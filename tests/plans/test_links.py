@@ -13,14 +13,15 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.accounting import gdp, views
+from dpjax.accounting import finite, gdp, views
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.contrib.trace import trace
 from dpjax.engine import inputs
+from dpjax.engine.round import rounds
 from dpjax.engine.step import Statics
 from dpjax.learning.samplers import Poisson
-from dpjax.plans import calibration, noise, plan, scheduled
+from dpjax.plans import calibration, noise, plan, scheduled, statements
 from dpjax.plans.calibration import DrawnNoise
 from dpjax.plans.links import PairKeys, ScaledNoise, ZeroSum
 from dpjax.plans.optimizers import Chain, Sgd
@@ -433,7 +434,11 @@ def test_optimizer_of_same_name_is_not_packages(network):
         (zipped, {"optimizer": Sgd(0.1, "sqrt")}, "optimizer is Sgd.*ZipDL does not join"),
         (zipped, {"method": DSGD()}, "method is DSGD, which noise ZeroSum does not join"),
         (zipped, {"release": True}, "release is True with noise ZeroSum.*holds all keys"),
-        (decor, {"release": True}, "release is True with noise PairKeys.*holds all keys"),
+        (
+            decor,
+            {"release": True, "gradients": "view"},
+            "gradients 'view' in a release: rounded sums can show what exact ones hide",
+        ),
         (decor, {"attacker": "coalition"}, "nodes is None with attacker 'coalition'"),
         (decor, {"nodes": (1,)}, r"nodes is \(1,\) with attacker 'node'"),
         (decor, {"attacker": "coalition", "nodes": (9,)}, r"nodes is \(9,\) of 6 agents"),
@@ -692,6 +697,52 @@ def test_noise_of_ones_own_class_states_at_least_outsiders_loss_to_sampled_batch
     with pytest.raises(ValueError, match="Optimist, which states mu .* an outsider gains"):
         replaced(training_plan, Optimist(*parts))
     assert replaced(training_plan, Own(*parts)).guarantee.custom == ("Own",)
+
+
+@pytest.mark.parametrize(
+    "attacker", [{}, {"attacker": "outsider"}, {"attacker": "coalition", "nodes": (0, 3)}]
+)
+def test_release_of_pair_keys_pays_for_finite_precision_within_its_reserve(network, attacker):
+    """What one process refuses, and sites draw: rows of F = [own | links], on a grid."""
+    result = decor(network, release=True, epsilon=3.0, **attacker)
+    # The reserve went into more noise: the ideal mechanism's loss is below the stated one.
+    simulated = decor(network, epsilon=3.0, **attacker)
+    assert result.noise.scale > simulated.noise.scale
+    assert result.guarantee.epsilon == 3.0 and result.guarantee.release
+    assert result.guarantee.mu == pytest.approx(laplacian_mu(result), rel=2e-6)
+    n, links = len(network), len(link_pairs(network))
+    assert result.factor.shape == (n, n + links)
+    np.testing.assert_array_equal(result.factor[:, :n], result.noise.scale * np.eye(n))
+    np.testing.assert_array_equal(result.factor[:, n:].sum(axis=0), np.zeros(links))
+    # The own noise alone smooths a cell, whatever is known of links.
+    assert result.grid.deviation == float(result.noise.scale)
+    assert result.grid.spacing <= result.grid.deviation / 8
+    priced = statements.with_precision_cost(result, 1000)
+    assert 0 < priced.guarantee.added_epsilon < 3e-3
+    assert 0 < priced.guarantee.added_delta <= finite.LIMIT * priced.guarantee.delta
+    assert priced.guarantee.epsilon == 3.0 and priced.guarantee.exact_epsilon <= 3.0
+    with pytest.raises(
+        ValueError, match="noise of finite precision would take .* over the 600,000"
+    ):
+        statements.with_precision_cost(result, 10**10)
+
+
+def test_release_of_pair_keys_in_one_process_is_refused_by_name(network, small, tmp_path):
+    result = decor(network, release=True)
+    text = "noise PairKeys.*in one process: its secrets are those of several holders.*dp.site"
+    with pytest.raises(ValueError, match=text):
+        run(result, small, seeds=[0], key_file=tmp_path / "key")
+    with pytest.raises(ValueError, match=text):
+        rounds(result, small, key_file=tmp_path / "key")
+    assert not (tmp_path / "key").exists()
+
+
+@pytest.mark.mutant
+def test_released_pair_keys_with_less_noise_than_stated_are_refused(network):
+    result = decor(network, release=True)
+    twin = dataclasses.replace(result.noise, scale=np.float32(0.999) * result.noise.scale)
+    with pytest.raises(ValueError, match="guarantee states"):
+        dataclasses.replace(result, noise=twin)
 
 
 def test_release_of_noise_that_has_no_grid_is_refused_before_its_first_round(network):

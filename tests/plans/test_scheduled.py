@@ -26,11 +26,13 @@ from dpjax.engine.run import run
 from dpjax.engine.state import RunSchedule, RunState
 from dpjax.learning import samplers
 from dpjax.mechanism import laplace
-from dpjax.plans import noise, plan, protect, scheduled
+from dpjax.plans import noise, plan, protect, scheduled, statements
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.scheduled import ScheduledGaussian, ScheduledLaplace
 from dpjax.topology import graphs, mixing
+from dpjax.transforms import rounds as rounds_
 from tests.plans import toys
+from tests.support import make_problem
 
 N = 5
 T = 30
@@ -280,6 +282,57 @@ def test_parts_that_do_not_go_together_are_refused_with_remedy():
         ScheduledLaplace(1.5)
     with pytest.raises(ValueError, match="decay has 2"):
         config(optimizer=Sgd(0.1, decay=(1.0, 0.5)))
+
+
+def released(**changes):
+    """A schedule over clipped gradients, for sites."""
+    options = dict(
+        method=DSGD(), protect=protect.Protect("zero_out_record", 1.0), release=True
+    )  # fmt: skip
+    return normal(**(options | changes))
+
+
+def test_release_of_schedule_is_strategy_of_its_scales():
+    result = plan.make(released(), MATRIX)
+    scales = result.noise.scales.astype(np.float64)
+    # As a run multiplies: in no round less than the scale that is accounted for.
+    route = rounds_.route(result.strategy, T)
+    assert route.kind == "recursion" and route.weights.shape == (T, 0)
+    assert (route.scale >= scales).all()
+    np.testing.assert_allclose(route.scale, scales, rtol=3e-16)
+    assert result.guarantee.mu == result.noise.loss(result.target).size.max()
+    assert result.guarantee.over_rounds == "schedule"
+    assert result.grid.deviation == pytest.approx(scales.min(), rel=1e-15)
+    assert result.grid.spacing <= scales.min() / 8
+    priced = statements.with_precision_cost(result, 1000)
+    assert 0 < priced.guarantee.added_epsilon < 1e-3
+    assert priced.guarantee.epsilon == 1.0 and priced.guarantee.exact_epsilon <= 1.0
+    for attacker in ("node", "outsider"):
+        config_ = released(protect=protect.Protect("zero_out_record", 1.0, attacker=attacker))
+        assert plan.make(config_, MATRIX).guarantee.secrets == "own"
+
+
+@pytest.mark.mutant
+def test_released_schedule_with_less_noise_than_stated_is_refused():
+    result = plan.make(released(), MATRIX)
+    twin = dataclasses.replace(result.noise, scales=np.float32(0.999) * result.noise.scales)
+    with pytest.raises(ValueError, match="guarantee states"):
+        dataclasses.replace(result, noise=twin)
+
+
+def test_schedules_that_no_site_can_release_are_refused_with_the_reason():
+    with pytest.raises(ValueError, match="Laplace noise is a simulation"):
+        config(release=True)
+    # Models, to which float64 adds noise of any size.
+    text = "release is True with method Tracking, whose payload nothing bounds.*float64"
+    with pytest.raises(ValueError, match=text):
+        normal(release=True)
+    zeros = ScheduledGaussian((1.0,) * (T - 1) + (0.0,))
+    with pytest.raises(ValueError, match="with a scale of 0 in a round whose payload moves"):
+        plan.make(released(noise=zeros), MATRIX)
+    result = plan.make(released(), MATRIX)
+    with pytest.raises(ValueError, match="in one process: its secrets are those of several"):
+        run(result, make_problem(N), seeds=[0])
 
 
 def _adam(step_size):
