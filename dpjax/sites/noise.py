@@ -14,6 +14,7 @@ in the far tail, in float64. Only the generator differs: a secret of 256 bits, w
 between organisations, in place of threefry's 64.
 """
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import jax
@@ -25,7 +26,7 @@ from dpjax import _validate
 from dpjax._numerics import WordPair, double_precision
 from dpjax.accounting import finite
 from dpjax.encoding.stream import Stream
-from dpjax.secagg.primitives import KEY_BYTES, derived
+from dpjax.secagg.primitives import KEY_BYTES, agreed, derived
 from dpjax.transforms import variates
 
 __all__ = ["SiteNoise"]
@@ -34,6 +35,7 @@ _Normals: TypeAlias = Float[np.ndarray, "rows entries"]
 
 _LABEL = b"dpjax site 1"
 """Changed with the derivation: rounds whose noise returns later must be drawn alike."""
+_PAIR_LABEL = b"dpjax site pair 1"
 _LARGEST = 2**31 - 2
 """Of phases, rounds and groups, which an int32 counts."""
 
@@ -131,6 +133,34 @@ class SiteNoise:
         words = Stream(key).words(2 * rows * entries)
         pairs = words.reshape(rows, entries, 2)
         return jnp.asarray(pairs[..., 0]), jnp.asarray(pairs[..., 1])
+
+
+def of_pair(
+    private: bytes, ends: Mapping[str, bytes], other: str, *, run: bytes, phase: int = 0
+) -> SiteNoise:
+    """Return the noise of a link, which its two ends draw alike and nobody else.
+
+    Guarantee: that of `SiteNoise`, against whoever holds neither end's private key, if the gap
+    Diffie-Hellman problem on Curve25519 is hard and HKDF is a random oracle. Names, keys, run and
+    phase are in the derivation: the noise of two links has nothing in common, whatever keys the
+    other ends show.
+
+    Args:
+        private: This end's X25519 private key, drawn for this run.
+        ends: Names of the two sites, and their public keys.
+        other: The name of the other end.
+        run: As in `SiteNoise`.
+        phase: As in `SiteNoise`.
+
+    Raises:
+        ValueError: For a public key of low order.
+    """
+    shared = agreed(private, ends[other])
+    parts = [phase.to_bytes(8, "big")]
+    for name in sorted(ends):
+        parts += [name.encode(), ends[name]]
+    secret = derived(shared, "pair", run, *parts, label=_PAIR_LABEL)
+    return SiteNoise(secret, run=run, holder=",".join(sorted(ends)), phase=phase)
 
 
 def _key_of(name: str, value: bytes) -> bytes:

@@ -25,15 +25,15 @@ from dpjax.engine.result import Progress
 from dpjax.engine.step import NOT_FINITE, Metrics, Outgoing
 from dpjax.learning.problem import Problem
 from dpjax.plans import calibration
-from dpjax.plans.calibration import Factored
+from dpjax.plans.calibration import ByFactor
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Message, Models, State, Tree
-from dpjax.secagg.primitives import derived
+from dpjax.secagg.primitives import derived, key_pair
 from dpjax.sites import wire
 from dpjax.sites.channel import Channel, Event
 from dpjax.sites.compute import SiteRounds, Stored
 from dpjax.sites.identity import Identity, Refused, Roster
-from dpjax.sites.noise import SiteNoise
+from dpjax.sites.noise import SiteNoise, of_pair
 from dpjax.sites.store import Audit, Damaged, Folder, Log
 
 __all__ = ["MustLeave", "Site"]
@@ -210,9 +210,12 @@ class Site:
                 "the file of a group's secret where there is a group, and only there"
             )
         self._group_secret = secret
-        self.compute = SiteRounds(
-            agreement.plan, problem, self._number, [len(self._members)], seed=agreement.seed
-        )
+        self._neighbours = _neighbours_of(agreement, self._number)
+        self._is_linked = agreement.plan.guarantee.secrets == "links"
+        rows = [len(self._members)]
+        if self._is_linked:
+            rows += [1] * len(self._neighbours)
+        self.compute = SiteRounds(agreement.plan, problem, self._number, rows, seed=agreement.seed)
         if agreement.average_rounds and not self.compute.averages:
             raise ValueError(
                 f"average_rounds is {agreement.average_rounds} for method {agreement.plan.method}, "
@@ -222,7 +225,6 @@ class Site:
         self._caption = self.guarantee.caption()
         self._last = self.compute.rounds + agreement.average_rounds
         self._is_used = False
-        self._neighbours = _neighbours_of(agreement, self._number)
         self._folder = Folder(folder)
         self._open_folder()
 
@@ -261,7 +263,16 @@ class Site:
         self._audit = Audit(folder)
         nonce = folder.drawn("nonce")
         self._bind(nonce)
-        presence = wire.signed_presence(self._identity, nonce, self.agreement.terms())
+        begun = folder.read("run")
+        exchange = b""
+        if begun is None:
+            # Later none is drawn: what came of the lost one is out.
+            if self._group_secret is None:
+                folder.drawn("secret")
+            if self._is_linked:
+                exchange = key_pair(folder.drawn("exchange")).public
+        terms = self.agreement.terms()
+        presence = wire.signed_presence(self._identity, nonce, terms, exchange)
         self._presences: _Presences = {self.name: presence}
         self._run = b""
         self._log = Log(folder)
@@ -272,7 +283,6 @@ class Site:
         self._state: State | None = None
         self._round = 0
         self._told = 0.0
-        begun = folder.read("run")
         if begun is not None:
             self._resume(begun)
 
@@ -344,10 +354,33 @@ class Site:
     def _name_run(self) -> None:
         """Name the run, and take the noise that is drawn for it."""
         self._run = wire.run_of(self._presences, self.agreement.digest)
-        if self._round < self.compute.rounds:
-            secret = self._group_secret or self._folder.drawn("secret")
-            members = ",".join(self.agreement.names[member] for member in self._members)
-            self.compute.begin([SiteNoise(secret, run=self._run, holder=members)])
+        if self._round >= self.compute.rounds:
+            self._forget()
+            return
+        secret = self._group_secret or self._kept("secret")
+        members = ",".join(self.agreement.names[member] for member in self._members)
+        sources = [SiteNoise(secret, run=self._run, holder=members)]
+        if self._is_linked:
+            private = self._kept("exchange")
+            public = self._presences[self.name].exchange
+            if key_pair(private).public != public:
+                raise Damaged("exchange is another key than this run's; this site must leave")
+            for name in self._neighbours:
+                ends = {self.name: public, name: self._presences[name].exchange}
+                sources.append(of_pair(private, ends, name, run=self._run))
+        self.compute.begin(sources)
+
+    def _kept(self, name: str) -> bytes:
+        """A secret that was drawn with the folder."""
+        if self._folder.read(name) is None:
+            raise MustLeave(f"{name} is gone, without which noise is another; this site must leave")
+        return self._folder.drawn(name)
+
+    def _forget(self) -> None:
+        """Let go of all secrets: every site has the last message with noise."""
+        self.compute.begin(())
+        self._folder.delete("secret")
+        self._folder.delete("exchange")
 
     def run(self, callback: Callable[[Progress], object] | None = None) -> Models:
         """Take part to the end, and return what may be published.
@@ -511,8 +544,7 @@ class Site:
                     # It was early; now its round has begun.
                     self._acknowledge(peer, self._round)
         if self._round == self.compute.rounds:
-            # All have the last message with noise.
-            self._folder.delete("secret")
+            self._forget()
 
     def _finish(self) -> None:
         """Stay until all neighbours are done, or for the time of lingering."""
@@ -696,6 +728,8 @@ class Site:
         if presence.terms != own:
             differing = _differences(presence.terms, own) or "how terms are written"
             raise Refused(f"{presence.name} and {self.name} differ in {differing}")
+        if bool(presence.exchange) != self._is_linked:
+            raise Refused(f"{presence.name} differs in whether it shows a key for links")
 
     def _take_message(self, peer: _Neighbour, message: wire.RoundMessage) -> None:
         """Put a neighbour's message on disk, then acknowledge it."""
@@ -844,12 +878,16 @@ class Site:
 
 def _group_of(plan: Plan, site: int) -> tuple[int, ...]:
     """The sites that draw their noise from one secret with a site, itself among them."""
-    if not isinstance(plan.noise, Factored):
+    noise: object = plan.noise
+    if not isinstance(noise, ByFactor):
         raise ValueError(
-            f"plan has noise {plan.config.noise}, which sites do not draw; give a design over "
-            "agents or rounds, such as Independent, Mafalda or Whisper"
+            f"plan has noise {plan.config.noise}, which sites do not draw as it is; give "
+            "release=True, and a design such as Independent, Mafalda, Whisper or PairKeys"
         )
-    group = calibration.groups(plan.noise.factor)
+    # What both ends of a link draw comes of keys of theirs, and no group's secret.
+    if plan.guarantee.secrets == "links":
+        return (site,)
+    group = calibration.groups(noise.factor)
     return tuple(np.flatnonzero(group == group[site]).tolist())
 
 

@@ -3,7 +3,8 @@
 lock          held while a process uses the folder
 nonce         drawn with the folder
 mark          of the group's secret, where there is one: another is refused
-secret        of the site's noise, mode 0600; deleted at the end
+secret        of the site's noise, mode 0600; deleted after the last message with noise
+exchange      private key of this run's links, likewise
 run           all sites' presences, which name the run
 sent/R        the message of round R, until all have it
 received/R.S  that of site S, until it is absorbed

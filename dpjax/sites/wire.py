@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 from dpjax.encoding.stream import library
+from dpjax.secagg.primitives import agreed, key_pair
 from dpjax.sites.identity import Identity, Refused, Roster
 
 __all__ = ()
@@ -30,19 +31,21 @@ class Presence(NamedTuple):
     Attributes:
         name: The site.
         nonce: 32 bytes that it drew with its folder.
+        exchange: Its public key for this run's links; empty where the plan has no such noise.
         terms: Pairs of an item and its digest or text, in order.
         signature: Of the site, over `content`.
     """
 
     name: str
     nonce: bytes
+    exchange: bytes
     terms: tuple[tuple[str, str], ...]
     signature: bytes
 
     @property
     def content(self) -> bytes:
         """What is signed."""
-        return _packed([self.name, self.nonce, [list(term) for term in self.terms]])
+        return _packed([self.name, self.nonce, self.exchange, [list(term) for term in self.terms]])
 
 
 class Header(NamedTuple):
@@ -177,15 +180,18 @@ def message_content(run: bytes, phase: int, header: Header) -> bytes:
     return _packed([run, phase, header.round, header.digest])
 
 
-def signed_presence(identity: Identity, nonce: bytes, terms: Mapping[str, str]) -> Presence:
+def signed_presence(
+    identity: Identity, nonce: bytes, terms: Mapping[str, str], exchange: bytes = b""
+) -> Presence:
     """Return a site's own presence.
 
     Args:
         identity: The site's.
         nonce: 32 bytes.
         terms: What it takes part in.
+        exchange: Its public key for links.
     """
-    bare = Presence(identity.name, nonce, tuple(sorted(terms.items())), b"")
+    bare = Presence(identity.name, nonce, exchange, tuple(sorted(terms.items())), b"")
     return bare._replace(signature=identity.sign("presence", bare.content))
 
 
@@ -197,7 +203,8 @@ def check_presence(presence: Presence, roster: Roster) -> None:
         roster: Names and keys.
 
     Raises:
-        Refused: For a name that is not on the roster, another nonce or a false signature.
+        Refused: For a name that is not on the roster, another nonce, a false signature, and a key
+            of low order, with which everybody agrees on the same number.
     """
     name = presence.name
     signed = name in roster and roster.verify(
@@ -205,17 +212,22 @@ def check_presence(presence: Presence, roster: Roster) -> None:
     )
     if not signed or len(presence.nonce) != 32:
         raise Refused("a presence is not signed by the site that it names")
+    if presence.exchange:
+        try:
+            agreed(key_pair().private, presence.exchange)
+        except ValueError:
+            raise Refused(f"{name} shows a key for links that is none, or of low order") from None
 
 
 def run_of(presences: Mapping[str, Presence], digest: str) -> bytes:
-    """Return the name of a run: a digest of the plan and of one nonce of every site.
+    """Return the name of a run: a digest of the plan, and of one nonce and key of every site.
 
     Args:
         presences: Of all sites, by name.
         digest: The plan's.
     """
-    nonces = [[name, presences[name].nonce] for name in sorted(presences)]
-    return hashlib.sha256(_packed(["dpjax run", digest, nonces])).digest()
+    drawn = [[name, presences[name].nonce, presences[name].exchange] for name in sorted(presences)]
+    return hashlib.sha256(_packed(["dpjax run", digest, drawn])).digest()
 
 
 def _packed(plain: object) -> bytes:

@@ -318,13 +318,14 @@ def test_links_cost_as_further_normals_and_smooth_nothing():
 
 
 def test_chosen_normals_of_links_count_at_their_largest():
-    """With a strategy no walk is taken, so that the sum of rounding errors is what it says."""
-    factor = np.array([[1.0, 1e3]])
-    sizes = dict(spacing=2.0**-3, parameters=1, mu=1e-3, delta=0.5, clip_norm=0.0)
+    """With a strategy no walk is taken: rounding of every message adds up."""
+    strength, spacing, messages = 1e3, 2.0**-3, 10_000
+    sizes = dict(spacing=spacing, parameters=messages, mu=1e-3, delta=0.5, clip_norm=0.0)
     fine = finite.SAMPLER._replace(half=2.0**-200, finer_half=2.0**-300, error=0.0)
-    cost = finite.release_cost(factor, 1, np.eye(1), sampler=fine, **sizes)
-    # The message's last addition alone rounds so much, at the reach.
-    assert cost.epsilon / 2 > 2 / 2.0**-3 * 2.0**-53 * 1e3 * fine.reach
+    cost = finite.release_cost(np.array([[1.0, strength]]), 1, np.eye(1), sampler=fine, **sizes)
+    # Two terms and an addition, each rounded by a unit of the chosen number, at two ends of a cell.
+    rounding = 3 * 2.0**-53 * strength * fine.reach
+    assert messages * 2 / spacing * rounding < cost.epsilon / 2
 
 
 def test_square_factor_costs_what_it_did():

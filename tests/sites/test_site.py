@@ -1,22 +1,22 @@
 """The loop of a site: what is stored before what is sent, over every kill and restart."""
 
+import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import itertools
 
 import jax
 import numpy as np
 import pytest
-from tests.sites.network import LocalChannel, Network
-from tests.sites.test_compute import DESIGNS, SITES, plan_of, problem_of
 
 from dpjax.sites import wire
 from dpjax.sites.channel import Event
 from dpjax.sites.identity import Authority, Identity, Roster, request
 from dpjax.sites.site import MustLeave, Site, Waits
 from dpjax.sites.store import Audit
+from tests.sites.network import LocalChannel, Network
+from tests.sites.test_compute import DESIGNS, SITES, plan_of, problem_of
 
 NAMES = ("geneva", "lyon", "nice", "turin")
 ROUNDS = 6
@@ -386,6 +386,7 @@ def test_a_restored_backup_stops_before_it_computes(runner: Runner, monkeypatch)
     runner.finished()
     # A folder as it was before the last message: begun, and without what came then.
     restored = runner.folder / "geneva"
+    (restored / "secret").write_bytes(bytes([101] * 32))
     for name in ("state", "headers"):
         (restored / name).unlink()
     for name in ("sent", "received"):
