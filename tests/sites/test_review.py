@@ -131,7 +131,6 @@ def test_an_old_state_beside_a_later_message_leaves(stopped, tmp_path: Path) -> 
     site.close()
 
 
-@pytest.mark.xfail(strict=True, reason="mended with keys for links: a lost secret is drawn again")
 def test_a_lost_secret_is_not_drawn_again(stopped, tmp_path: Path) -> None:
     """Rounds' noise is correlated: new numbers for old rounds are another strategy."""
     original, _ = stopped
@@ -141,7 +140,6 @@ def test_a_lost_secret_is_not_drawn_again(stopped, tmp_path: Path) -> None:
         Runner(original.agreed, original.identities, tmp_path).site("geneva")
 
 
-@pytest.mark.xfail(strict=True, reason="mended with keys for links: a kill may leave the secret")
 def test_no_secret_is_left_after_the_last_message(runner: Runner) -> None:
     runner.agreed.average_rounds = 1
     site = begun(runner)
@@ -347,7 +345,7 @@ def test_presences_are_taken_and_handed_on_together_or_not_at_all(runner: Runner
     ]
     # Equal terms, a thousand times over, would be in the frames of all sites.
     terms = tuple(sorted(site.agreement.terms().items())) * 1000
-    long = wire.Presence("nice", bytes([4] * 32), terms, b"")
+    long = wire.Presence("nice", bytes([4] * 32), b"", terms, b"")
     long = long._replace(signature=runner.identities["nice"].sign("presence", long.content))
     (refusal,) = hear(site, "lyon", wire.Presences((long,)))
     assert "how terms are written" in refusal.reason
