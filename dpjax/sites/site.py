@@ -6,12 +6,13 @@ disk before its receipt goes out. The page 'Sites' of the manual's part for deve
 states of a round, and what a kill leaves at each.
 """
 
+import contextlib
 import json
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -393,13 +394,15 @@ class Site:
         Raises:
             MustLeave: Where going on might send a round twice.
         """
-        for done in self.rounds():
-            if callback is not None:
-                callback(done)
+        # A callback that raises must not leave sessions that seem alive.
+        with contextlib.closing(self.rounds()) as rounds:
+            for done in rounds:
+                if callback is not None:
+                    callback(done)
         assert self._state is not None
         return self.compute.released(self._state)
 
-    def rounds(self) -> Iterator[Progress]:
+    def rounds(self) -> Generator[Progress, None, None]:
         """Take part, round by round; what is behind a ``yield`` is on disk.
 
         Raises:
@@ -421,6 +424,9 @@ class Site:
                 rate = (self._round - began[1]) / (time.monotonic() - began[0])
                 yield Progress(self._round, metrics, (self.guarantee,), rate)
             self._finish()
+        except MustLeave as error:
+            self._audit.note("stopped", reason=str(error))
+            raise
         finally:
             self._channel.close()
 
@@ -572,7 +578,6 @@ class Site:
         late = time.monotonic() + self.waits.late
         while not reached():
             if self._doubt is not None:
-                self._audit.note("stopped", reason=self._doubt)
                 raise MustLeave(self._doubt)
             self._flush()
             event = self._channel.receive(_TICK)
@@ -648,6 +653,9 @@ class Site:
                     self._take(peer, wire.decoded(event.data))
                 except Refused as refusal:
                     self._refuse(peer, str(refusal))
+            elif self._is_told(peer):
+                # A hello that either end refused: of another run, say. The channel has logged it.
+                self._audit.note("hello refused", peer=peer.name, reason=event.reason)
 
     def _refuse(self, peer: _Neighbour, reason: str) -> None:
         """Say what was refused: here, there and in the audit file."""
@@ -862,7 +870,12 @@ class Site:
             noted_header = self._log.get(self.name, header.round)
             if noted_header is not None and noted_header.digest == header.digest:
                 continue
-            if header.sender != self.name or not self._run or not self._is_signed(header):
+            if not self._run:
+                raise Refused(
+                    f"{peer} has a message of {self.name}, whose folder knows of no run: if it was "
+                    f"restored from a backup, {self.name} must leave"
+                )
+            if header.sender != self.name or not self._is_signed(header):
                 raise Refused(f"{peer} shows a message that {self.name} did not sign")
             self._doubt = self._foreign(header, peer)
             raise Refused(self._doubt)

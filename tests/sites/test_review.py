@@ -352,7 +352,74 @@ def test_presences_are_taken_and_handed_on_together_or_not_at_all(runner: Runner
     site.close()
 
 
+def test_a_hello_of_another_run_is_in_the_audit_file(
+    identities: dict[str, Identity], tmp_path: Path
+) -> None:
+    runner = Runner(Agreed(plan_of(DESIGNS["own"], rounds=3), identities), identities, tmp_path)
+    site = begun(runner)
+    other = Runner(runner.agreed, identities, tmp_path / "other").site("lyon")
+    other._channel.network = runner.network
+    for end in (site, other):
+        end._channel.open(end._greeting, end._check)
+    site._handle(site._channel.receive(1))
+    lines = (tmp_path / "geneva" / "audit.jsonl").read_text().splitlines()
+    line = json.loads(lines[-1])
+    assert (line["event"], line["peer"]) == ("hello refused", "lyon")
+    assert "began again with another folder" in line["reason"]
+    site.close()
+    other.close()
+
+
+def test_a_backup_of_before_the_run_is_told_what_it_is(runner: Runner) -> None:
+    site = begun(runner)
+    header = message_of(site, runner.identities["geneva"], 0, payload_of(site)).header("geneva")
+    greeting = wire.Greeting(site._presences["lyon"], site._run, (header,))
+    site.close()
+    (runner.folder / "geneva" / "run").unlink()
+    restored = runner.site("geneva")
+    reason = restored._check("lyon", wire.encoded(greeting))
+    assert "if it was restored from a backup, geneva must leave" in reason
+    assert restored._doubt is None
+    restored.close()
+
+
 # Waiting.
+
+
+def test_a_callback_that_raises_ends_the_sessions(runner: Runner) -> None:
+    for name in NAMES[1:]:
+        runner.start(name)
+    site = runner.site("geneva")
+
+    def callback(progress: object) -> None:
+        raise KeyError("of the user's own")
+
+    try:
+        site.run(callback)
+    except KeyError:
+        # While the error is handled, whose traceback holds all frames.
+        assert "geneva" not in runner.network.channels
+    assert site.round == 1
+    site.close()
+
+
+def test_leaving_is_in_the_audit_file(stopped, tmp_path: Path) -> None:
+    original, _ = stopped
+    shutil.copytree(original.folder / "geneva", tmp_path / "geneva")
+    (tmp_path / "geneva" / "state").unlink()
+    site = Runner(original.agreed, original.identities, tmp_path).site("geneva")
+    for peer in PEERS:
+        site._neighbours[peer].met = True
+    with pytest.raises(MustLeave, match="was sent already"):
+        site.run()
+    lines = (tmp_path / "geneva" / "audit.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["event"] == "stopped"
+    site.close()
+    # And nobody else has the folder meanwhile.
+    site = Runner(original.agreed, original.identities, tmp_path).site("geneva")
+    with pytest.raises(ValueError, match="another process uses, or another object"):
+        Runner(original.agreed, original.identities, tmp_path).site("geneva")
+    site.close()
 
 
 def test_an_early_message_is_acknowledged_when_its_round_begins(runner: Runner) -> None:
