@@ -97,8 +97,8 @@ SCHEDULED = NoiseTerms(
     by_round=True,
     one_process=False,
     why=(
-        f"{_SECRET_KEYS}; what finite precision adds is accounted of Gaussian noise alone, so "
-        "Laplace noise is a simulation (release=False)"
+        f"{_SECRET_KEYS}; what float32 adds to it is not accounted, so it is a simulation "
+        "(release=False)"
     ),
 )
 """Of designs whose scale changes by round."""
