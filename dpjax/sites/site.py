@@ -752,6 +752,12 @@ class Site:
             # A neighbour may be one round ahead, and no more.
             if message.round > self._round + 1 or message.round >= self._last:
                 raise Refused(f"round {message.round} in round {self._round}")
+            if message.round > self._round and (peer.name, self._round) not in self._arrived:
+                # It goes on when all have acknowledged the round before.
+                raise Refused(
+                    f"round {message.round}, so that somebody acknowledged round {self._round} as "
+                    f"{self.name}, which lacks it: its folder was restored, or has a copy that runs"
+                )
             opened = self._opened(message)
             self._folder.create(f"received/{message.round}.{peer.name}", wire.encoded(message))
             self._arrived[peer.name, message.round] = opened

@@ -425,12 +425,25 @@ def test_leaving_is_in_the_audit_file(stopped, tmp_path: Path) -> None:
 def test_an_early_message_is_acknowledged_when_its_round_begins(runner: Runner) -> None:
     site = begun(runner)
     site._load()
+    now = message_of(site, runner.identities["lyon"], 0, payload_of(site))
+    assert hear(site, "lyon", now) == [wire.Receipt(0, now.header("lyon").digest)]
     early = message_of(site, runner.identities["lyon"], 1, payload_of(site))
     assert hear(site, "lyon", early) == []
     assert (runner.folder / "geneva" / "received" / "1.lyon").exists()
     stepped(site, runner, 1)
     said = [wire.decoded(data) for data in site._neighbours["lyon"].backlog]
     assert wire.Receipt(1, early.header("lyon").digest) in said
+    site.close()
+
+
+def test_a_round_after_one_that_somebody_else_acknowledged_is_refused(runner: Runner) -> None:
+    """Lyon goes on when it has this site's receipt, which a copy of the folder has sent."""
+    site = begun(runner)
+    early = message_of(site, runner.identities["lyon"], 1, payload_of(site))
+    (refusal,) = hear(site, "lyon", early)
+    assert isinstance(refusal, wire.Refusal)
+    assert "acknowledged round 0 as geneva, which lacks it" in refusal.reason
+    assert not list((runner.folder / "geneva" / "received").iterdir())
     site.close()
 
 
