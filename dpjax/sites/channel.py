@@ -4,8 +4,8 @@ A carrier (`dpjax.sites.carrier` is one, over gRPC) holds at most one session wi
 Of two neighbours the one that comes later in the roster dials, and the other one listens. A session
 begins with a hello, in which each end sends four parts:
 
-1. its opening: version of the protocol, its name, the other's, a nonce, the roster's digest, the
-   SHA-256 of the dialer's certificate (as it was sent, or as the listener saw it) and a greeting;
+1. its opening: version of the protocol, its name, the other's, the roster's digest, the SHA-256 of
+   the dialer's certificate (as it was sent, or as the listener saw it), a nonce and a greeting;
 2. its signature over both openings, by the key that the roster pins, for a purpose of its role;
 3. nothing, which says that it accepts the session.
 
@@ -14,9 +14,8 @@ certificate a third party from standing between two ends.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from dpjax import _validate
@@ -27,17 +26,14 @@ __all__ = ["Channel", "ChannelLimits", "Event", "Hello", "Traffic"]
 
 _VERSION = 1
 """Of the hello and of the frames after it: sites of two versions refuse each other."""
-_TERMS = (
-    "version of the protocol",
-    "name of the end that says hello",
-    "name of the end it says hello to",
-    "roster",
-    "certificate of the end that dials (somebody stands between, if they differ)",
-)
 _PURPOSES = ("site hello 1, listener", "site hello 1, dialer")
 
 
 Kind: TypeAlias = Literal["opened", "message", "closed", "refused"]
+Greeting: TypeAlias = Callable[[str], bytes]
+"""What a site says to a peer of this name in its hello."""
+Check: TypeAlias = Callable[[str, bytes], str | None]
+"""Why a peer of this name is refused, by what it says; None where it is not."""
 
 
 class Event(NamedTuple):
@@ -134,9 +130,7 @@ class Channel(Protocol):
     def statistics(self) -> Mapping[str, Traffic]:
         """What went between this site and each peer."""
 
-    def open(
-        self, greeting: Callable[[str], bytes], check: Callable[[str, bytes], str | None]
-    ) -> None:
+    def open(self, greeting: Greeting, check: Check) -> None:
         """Listen and dial.
 
         Args:
@@ -158,8 +152,8 @@ class Channel(Protocol):
 class Hello:
     """One end of a hello.
 
-    Guarantee: `exchange` returns a name only where the other end holds the key that the roster pins
-    for it, means this end by its name, has the same roster, and saw the same certificate of the
+    Guarantee: `exchange` returns only where the other end holds the key that the roster pins for
+    the peer, means this end by its name, has the same roster, and saw the same certificate of the
     dialer; and where both ends accept. This needs unforgeable signatures and a nonce that does
     not repeat.
 
@@ -167,7 +161,7 @@ class Hello:
         identity: This site.
         roster: Names and pinned keys.
         dials: Whether this end dials.
-        peers: Names that the other end may have; of a dialer one.
+        peer: Name of the other end, which has yet to prove it.
         certificate: SHA-256 of the dialer's certificate, as this end knows it; empty without TLS.
         greeting: What this end says to a peer, up to 60,000 bytes.
         check: A reason to refuse a peer by its greeting, or None.
@@ -184,98 +178,97 @@ class Hello:
         ...                          authority=authority.certificate)
         >>> lyon, paris = identity("lyon"), identity("paris")
         >>> roster = Roster({"lyon": lyon.public_key, "paris": paris.public_key})
-        >>> said = lambda peer: b"", lambda peer, theirs: None
-        >>> listener = Hello(lyon, roster, False, ["paris"], b"", *said)
-        >>> dialer = Hello(paris, roster, True, ["lyon"], b"", *said)
+        >>> said = lambda peer: b"plan 1", lambda peer, theirs: None
+        >>> listener = Hello(lyon, roster, False, "paris", b"", *said)
+        >>> dialer = Hello(paris, roster, True, "lyon", b"", *said)
         >>> there, back = SimpleQueue(), SimpleQueue()
-        >>> admit = lambda peer: None
+        >>> admit = lambda: None
         >>> Thread(target=listener.exchange, args=(back.put, there.get, admit)).start()
-        >>> dialer.exchange(there.put, back.get, admit)
-        'lyon'
+        >>> dialer.exchange(there.put, back.get, lambda: print("lyon is admitted"))
+        lyon is admitted
     """
 
     identity: Identity
     roster: Roster
     dials: bool
-    peers: Sequence[str]
+    peer: str
     certificate: bytes
-    greeting: Callable[[str], bytes]
-    check: Callable[[str, bytes], str | None]
+    greeting: Greeting
+    check: Check
 
     def exchange(
         self,
         put: Callable[[bytes], None],
         take: Callable[[], bytes],
-        admit: Callable[[str], None],
-    ) -> str:
-        """Exchange the parts of a hello and return the other's name.
+        admit: Callable[[], None],
+    ) -> None:
+        """Exchange the parts of a hello.
 
         Args:
             put: Sends a part.
             take: Returns the other's next part.
-            admit: Gives the name a session, or raises Refused.
+            admit: Gives the peer a session, or raises Refused.
 
         Raises:
             Refused: With the reason, which the caller tells the other end.
         """
-        if self.dials:
-            mine = self._opening(self.peers[0])
-            put(mine)
-            theirs = take()
-            peer, greeting = self._read(theirs)
-            transcript = _transcript(mine, theirs)
-        else:
-            # Who dials says first who it is.
-            theirs = take()
-            peer, greeting = self._read(theirs)
-            mine = self._opening(peer)
-            put(mine)
-            transcript = _transcript(theirs, mine)
+        mine = self._opening()
+        put(mine)
+        theirs = take()
+        greeting = self._read(theirs)
+        # In an order that both ends know: each opening says whose it is.
+        transcript: bytes = library("msgpack").packb(sorted((mine, theirs)))
         put(self.identity.sign(_PURPOSES[self.dials], transcript))
-        if not self.roster.verify(peer, _PURPOSES[not self.dials], transcript, take()):
-            raise Refused(f"the hello is not signed by the key that the roster has of {peer}")
-        reason = self.check(peer, greeting)
+        if not self.roster.verify(self.peer, _PURPOSES[not self.dials], transcript, take()):
+            raise Refused(f"the hello is not signed by the key that the roster has of {self.peer}")
+        reason = self.check(self.peer, greeting)
         if reason is not None:
             raise Refused(reason)
-        admit(peer)
+        admit()
         put(b"")
         if take():
             raise Refused("the hello does not end as hellos do")
-        return peer
 
-    def _opening(self, peer: str) -> bytes:
+    def _terms(self, name: str, other: str) -> dict[str, object]:
+        """What both ends must say alike of the end of a name."""
+        return {
+            "version of the protocol": _VERSION,
+            "name of the end that says hello": name,
+            "name of the end it says hello to": other,
+            "roster": self.roster.digest,
+            "certificate of the end that dials (somebody stands between, if they differ)": (
+                self.certificate
+            ),
+        }
+
+    def _opening(self) -> bytes:
         """The opening of this end."""
-        terms = (_VERSION, self.identity.name, peer, self.roster.digest, self.certificate)
-        opening = (*terms, secrets.token_bytes(32), self.greeting(peer))
+        opening = self._terms(self.identity.name, self.peer)
+        opening["nonce"] = secrets.token_bytes(32)
+        opening["greeting"] = self.greeting(self.peer)
         data: bytes = library("msgpack").packb(opening)
         return data
 
-    def _read(self, data: bytes) -> tuple[str, bytes]:
-        """Name and greeting of the other end's opening, where its terms are this end's."""
+    def _read(self, data: bytes) -> bytes:
+        """The greeting of the other end's opening, where its terms are this end's."""
         try:
-            *theirs, _, greeting = library("msgpack").unpackb(data)
-            peer = theirs[1]
-            is_valid = isinstance(greeting, bytes)
+            theirs = library("msgpack").unpackb(data)
+            greeting = theirs["greeting"]
         except Exception:  # Hostile bytes raise errors of many kinds.
-            is_valid = False
-        if not is_valid:
+            greeting = None
+        if not isinstance(greeting, bytes):
             raise Refused("the hello does not begin as hellos do")
         here = self.identity.name
-        name = peer if peer in self.peers else " or ".join(self.peers)
-        terms = [_VERSION, name, here, self.roster.digest, self.certificate]
-        for subject, there, expected in zip_longest(_TERMS, theirs, terms):
+        for subject, expected in self._terms(self.peer, here).items():
+            there = theirs.get(subject)
             if there != expected:
                 raise Refused(f"{subject}: {there!r} at the other end, {expected!r} at {here}")
-        return name, greeting
-
-
-def _transcript(dialer: bytes, listener: bytes) -> bytes:
-    """What both ends sign: an opening never looks like parts of two."""
-    return len(dialer).to_bytes(8, "big") + dialer + listener
+        return greeting
 
 
 def fingerprint(pem: bytes) -> bytes:
     """Return the SHA-256 of the first certificate of a chain, as both ends compute it."""
-    certificate = library("cryptography.x509").load_pem_x509_certificate(pem)
-    algorithm = library("cryptography.hazmat.primitives.hashes").SHA256()
-    return bytes(certificate.fingerprint(algorithm))
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    return x509.load_pem_x509_certificate(pem).fingerprint(hashes.SHA256())
