@@ -562,8 +562,7 @@ class GrpcChannel:
                 check_certificate(identity.certificate_chain, self.roster)
                 self.identity = identity
             except (OSError, ValueError, Refused) as error:
-                reason = Refused(f"this site's own certificate, read again: {error}")
-                self._report(self._stranger, reason)
+                self._report(self._stranger, Refused(f"this site's own certificate: {error}"))
         return self.identity
 
     # The end that dials.
@@ -571,14 +570,15 @@ class GrpcChannel:
     def _dial(self, name: str) -> None:
         """Hold sessions with a peer, with growing waits between them."""
         wait = _FIRST_WAIT
-        while not self._stopped.is_set() and name not in self.departed:
+        # Sites that lost the same peer do not all come back at once.
+        while not self._stopped.wait(wait * random.uniform(0.5, 1.0)):
+            if name in self.departed:
+                return
             start = monotonic()
             with suppress(Refused):
                 self._attempt(name)
             is_short = monotonic() < start + self.limits.hello
             wait = min(2 * wait, self.limits.longest_wait) if is_short else _FIRST_WAIT
-            # Sites that lost the same peer do not all come back at once.
-            self._stopped.wait(wait * random.uniform(0.5, 1.0))
 
     def _attempt(self, name: str) -> None:
         """Dial a peer and hold the session, if there is one."""

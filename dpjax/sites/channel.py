@@ -42,7 +42,8 @@ class Event(NamedTuple):
     Attributes:
         kind: A session was opened or closed, a message came, or a session was refused, by either
             end.
-        peer: Name; empty where an end that was refused has proved none.
+        peer: Name; empty where an end that was refused has proved none. Without TLS it is the name
+            that was claimed.
         data: Of a message.
         reason: One line, why a session was closed or refused.
 

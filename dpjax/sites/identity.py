@@ -13,16 +13,15 @@ one of another, nor is that of one purpose or name.
 
 import base64
 import contextlib
-import datetime
 import hashlib
 import os
 import re
-import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dpjax import _files, _validate
 from dpjax._files import PathLike
@@ -32,6 +31,10 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+
+    Document = x509.Certificate | x509.CertificateSigningRequest
+
+Parsed = TypeVar("Parsed")
 
 __all__ = [
     "Authority",
@@ -49,7 +52,9 @@ _LABEL = b"dpjax site 1"
 _RENEWAL = "key renewal"
 """A purpose of this module alone: whoever signs others' data under it gives the name away."""
 _KEY_BYTES = 91
-"""Of a public key: P-256, DER, uncompressed."""
+"""Of a public key: `_KEY_HEAD`, and two coordinates of 32 bytes."""
+_KEY_HEAD = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d03010703420004")
+"""How the DER bytes of every public key of ECDSA P-256 begin, its point uncompressed."""
 # No IP address, which TLS compares with other entries of a certificate.
 _WORD = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _NAME = re.compile(rf"(?=.{{1,63}}\Z)(?!\d+(\.\d+){{3}}\Z){_WORD}(\.{_WORD})*")
@@ -57,7 +62,10 @@ _MOST_BYTES = 1_000_000
 """Of a file of keys or certificates, which may be a device by mistake."""
 _ROOT = "dpjax_authority"
 """No site can have this name: who has it issues certificates."""
-_REMEDY = "give a site's own certificate: PEM, one DNS name, ECDSA P-256"
+_REMEDY = (
+    "give PEM, a certificate of one DNS name, keys of ECDSA P-256; if a key is encrypted: openssl "
+    "pkey -in KEY -out PLAIN"
+)
 
 
 class Refused(Exception):
@@ -115,7 +123,9 @@ class Roster(Mapping[str, bytes]):
             raise _validate.refusal("roster", self.sites, "give the keys of two sites or more")
         keys = {}
         for name, key in self.sites.items():
-            keys[site_name("name in the roster", name)] = _pinned_key(name, key)
+            site_name("name in the roster", name)
+            _public_key(name, key)
+            keys[name] = bytes(key)
         if len(set(keys.values())) < len(keys):
             raise ValueError("roster has one key under two names; each site makes its own")
         names = [name.encode() for name in keys]
@@ -151,8 +161,7 @@ class Roster(Mapping[str, bytes]):
             data: Bytes that were signed.
             signature: DER.
         """
-        keys = self.accepted(name)
-        return any(_is_signed(key, name, purpose, data, signature) for key in keys)
+        return any(_is_signed(key, name, purpose, data, signature) for key in self.accepted(name))
 
     def renewed(self, renewal: "Renewal") -> "Roster":
         """Return a roster that accepts a new key, beside those before it.
@@ -168,10 +177,11 @@ class Roster(Mapping[str, bytes]):
             Refused: For an unknown name, a foreign signature, a key that is in use, and a renewal
                 of any key but the latest.
         """
-        name, old, new, signature = renewal
-        is_next = self.accepted(name)[-1:] == [old]
+        name, new, signature = renewal
         is_free = not any(new in self.accepted(site) for site in self)
-        is_signed = is_next and _is_signed(old, name, _RENEWAL, old + new, signature)
+        # Without a key nothing is signed.
+        latest = [b"", *self.accepted(name)][-1]
+        is_signed = _is_signed(latest, name, _RENEWAL, latest + new, signature)
         if not (is_signed and is_free):
             raise Refused(f"renewal for {name} is not by its latest key, or its key is no new one")
         roster = Roster(self)
@@ -208,7 +218,10 @@ class Roster(Mapping[str, bytes]):
         Raises:
             ValueError: For a certificate that no site can have, and two of one name.
         """
-        holders = [_holder(_certificates(path)[0], path) for path in paths]
+        from cryptography import x509
+
+        parse = x509.load_pem_x509_certificate
+        holders = [_holder(path, _parsed(path, parse)) for path in paths]
         roster = cls(dict(holders))
         remedy = "paths hold two certificates of one name; give one of each site"
         _validate.refuse({remedy: len(roster) < len(holders)})
@@ -220,9 +233,8 @@ class Renewal(NamedTuple):
 
     Attributes:
         name: The site's.
-        old: Public key, DER.
         new: Public key, DER.
-        signature: Of both, by the old key.
+        signature: Of the key before it and of this one, by the key before it.
 
     Example:
         >>> from dpjax.sites.identity import Renewal
@@ -233,13 +245,12 @@ class Renewal(NamedTuple):
     """
 
     name: str
-    old: bytes
     new: bytes
     signature: bytes
 
     def to_bytes(self) -> bytes:
         """Return the bytes of it, for other sites and for a file."""
-        return self.old + self.new + self.name.encode() + b"\0" + self.signature
+        return self.new + self.name.encode() + b"\0" + self.signature
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Renewal":
@@ -248,11 +259,11 @@ class Renewal(NamedTuple):
         Raises:
             ValueError: For anything else.
         """
-        old = data[:_KEY_BYTES]
-        new = data[_KEY_BYTES : 2 * _KEY_BYTES]
-        text, _, signature = data[2 * _KEY_BYTES :].partition(b"\0")
+        new = data[:_KEY_BYTES]
+        text, _, signature = data[_KEY_BYTES:].partition(b"\0")
         name = site_name("name of a renewal", text.decode("ascii"))
-        return cls(name, _pinned_key(name, old), _pinned_key(name, new), signature)
+        _public_key(name, new)
+        return cls(name, new, signature)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -307,23 +318,22 @@ class Identity:
                 certificate of another name or of several, of another kind of key, of an authority,
                 out of date, or not issued by the authority for both ends of TLS.
         """
+        private = _private_key(key)
         from cryptography import x509
         from cryptography.x509 import verification
 
-        private = _private_key(key)
-        chain = _certificates(certificate)
-        roots = _certificates(authority)
-        holder, public = _holder(chain[0], certificate)
-        time = datetime.datetime.now(datetime.UTC)
-        fault = _date_fault(chain[0], time)
+        time = datetime.now(UTC)
+        chain = _parsed(certificate, x509.load_pem_x509_certificates)
+        roots = _parsed(authority, x509.load_pem_x509_certificates)
+        holder, public = _holder(certificate, chain[0])
+        is_own = private.public_key() == chain[0].public_key()
         _validate.refuse(
             {
                 f"certificate is {certificate}, of {holder}; give that of {name!r}": holder != name,
-                f"key is {key}, not that of {certificate}; give its own": public
-                != _encoded(private.public_key()),
-                f"certificate is {certificate}, which {fault}": bool(fault),
+                f"key is {key}, not that of {certificate}; give its own": not is_own,
             }
         )
+        _check_dates(chain[0], name, time)
         policy = verification.PolicyBuilder().store(verification.Store(roots)).time(time)
         try:
             policy.build_client_verifier().verify(chain[0], chain[1:])
@@ -389,25 +399,25 @@ def renewal(identity: Identity, new: bytes) -> Renewal:
         >>> renewal(lyon, b"no key")
         Traceback (most recent call last):
             ...
-        ValueError: key of lyon is b'no key'; give a public ECDSA P-256 key, DER, uncompressed
+        ValueError: key of lyon is not ECDSA P-256: give a public key, DER, uncompressed
     """
-    old = identity.public_key
-    signature = identity.sign(_RENEWAL, old + _pinned_key(identity.name, new))
-    return Renewal(identity.name, old, new, signature)
+    _public_key(identity.name, new)
+    signature = identity.sign(_RENEWAL, identity.public_key + new)
+    return Renewal(identity.name, new, signature)
 
 
 def check_certificate(
-    certificate: bytes | None,
+    certificate: bytes,
     roster: Roster,
     departed: Collection[str] = frozenset(),
-    now: datetime.datetime | None = None,
+    now: datetime | None = None,
 ) -> str:
     """Return the name of the site that showed a certificate in TLS, which the roster must know.
 
     TLS has checked that the other end has the key, and who issued the certificate.
 
     Args:
-        certificate: PEM or DER.
+        certificate: PEM.
         roster: Names and keys.
         departed: Names that are refused although the roster has them.
         now: In UTC, with its zone; None is this machine's clock.
@@ -428,21 +438,16 @@ def check_certificate(
     from cryptography import x509
 
     try:
-        if not certificate:
-            raise ValueError("no certificate was shown")
-        is_text = certificate.startswith(b"-----BEGIN")
-        load = x509.load_pem_x509_certificate if is_text else x509.load_der_x509_certificate
-        parsed = load(certificate)
-        name, key = _holder(parsed, "certificate")
-        fault = _date_fault(parsed, now or datetime.datetime.now(datetime.UTC))
+        parsed = x509.load_pem_x509_certificate(certificate)
+        name, key = _holder("certificate", parsed)
         _validate.refuse(
             {
                 f"{name} has left this run": name in departed,
                 f"{name} is not in the roster": name not in roster,
                 f"{name} has another key in the roster": key not in roster.accepted(name),
-                f"certificate of {name} {fault}": bool(fault),
             }
         )
+        _check_dates(parsed, name, now or datetime.now(UTC))
     except Exception as error:  # Hostile certificates fail in every way.
         raise Refused(f"refused: {_files.brief(error)}") from None
     return name
@@ -473,20 +478,22 @@ def request(name: str, folder: PathLike) -> tuple[Path, Path]:
         ('lyon.key', '0o100600', 'lyon.csr')
     """
     site_name("name", name)
-    key_path = Path(folder, f"{name}.key")
+    path = Path(folder, f"{name}.key")
+    if path.exists():
+        _files.say(f"{path} is there already: the request renews its certificate")
     with _files.writing("folder", folder):
-        private, is_new = _lasting_key(key_path)
-        if not is_new:
-            _files.say(f"{key_path} is there already: the request renews its certificate")
+        private = _lasting_key(path)
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
 
-        builder = x509.CertificateSigningRequestBuilder().subject_name(_subject(name))
+        subject = x509.Name.from_rfc4514_string(f"CN={name}")
         names = x509.SubjectAlternativeName([x509.DNSName(name)])
-        demand = builder.add_extension(names, critical=False).sign(private, hashes.SHA256())
-        path = Path(folder, f"{name}.csr")
-        _files.replace(path, _pem(demand))
-    return key_path, path
+        builder = x509.CertificateSigningRequestBuilder(subject).add_extension(
+            names, critical=False
+        )
+        demand = path.with_suffix(".csr")
+        _files.replace(demand, _pem(builder.sign(private, hashes.SHA256())))
+    return path, demand
 
 
 class Authority:
@@ -517,7 +524,7 @@ class Authority:
         # No name of a site has an underscore, so no certificate takes the place of these files.
         self.certificate = self._folder / "authority_root.pem"
         with _files.writing("folder", folder):
-            self._key, _ = _lasting_key(self._folder / "authority_key.pem")
+            self._key = _lasting_key(self._folder / "authority_key.pem")
             root = _issued(_ROOT, self._key.public_key(), self._key, 3650)
             with contextlib.suppress(FileExistsError):
                 _files.create(self.certificate, _pem(root))
@@ -539,10 +546,10 @@ class Authority:
         from cryptography import x509
 
         _validate.integer("days", days, maximum=3650)
-        with _files.reading(request, "give a request as `request` makes it"):
-            demand = x509.load_pem_x509_csr(_content(request))
-            _validate.refuse({"it is not signed by its key": not demand.is_signature_valid})
-        name, key = _holder(demand, request)
+        demand = _parsed(request, x509.load_pem_x509_csr)
+        name, key = _holder(request, demand)
+        if not demand.is_signature_valid:
+            raise ValueError(f"request is {request}, not signed by its key; make another")
         with _files.writing("folder", self._folder):
             # Whose a name is stands there before the certificate does, and is never replaced.
             owner = self._folder / f"{name}.owner"
@@ -585,54 +592,38 @@ def _signed_bytes(name: str, purpose: str, data: bytes) -> bytes:
 
 def _is_signed(key: bytes, name: str, purpose: str, data: bytes, signature: bytes) -> bool:
     """Whether a key signed these; False for hostile bytes, too."""
-    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
-        public = _elliptic(serialization.load_der_public_key(key))
         message = _signed_bytes(name, purpose, data)
-        public.verify(signature, message, ec.ECDSA(hashes.SHA256()))
+        _public_key(name, key).verify(signature, message, ec.ECDSA(hashes.SHA256()))
     except Exception:  # Hostile bytes fail in every way, and none of it is a signature.
         return False
     return True
 
 
-def _elliptic(key: object) -> "ec.EllipticCurvePublicKey":
-    """A public key, else raise ValueError for another kind than ECDSA P-256."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != "secp256r1":
-        raise ValueError("its key is not ECDSA P-256")
-    return key
-
-
-def _encoded(key: object) -> bytes:
-    """The DER bytes of a public key, else raise ValueError for another kind."""
-    from cryptography.hazmat.primitives import serialization
-
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return _elliptic(key).public_bytes(serialization.Encoding.DER, form)
-
-
-def _pinned_key(name: str, key: bytes) -> bytes:
-    """Return a site's public key, else raise ValueError."""
-    serialization = library("cryptography.hazmat.primitives.serialization")
+def _public_key(name: str, key: bytes) -> "ec.EllipticCurvePublicKey":
+    """A site's public key, else raise ValueError."""
+    curves = library("cryptography.hazmat.primitives.asymmetric.ec")
     try:
         # Of the ways to write a point down one is valid, or two names could have one key.
-        encoded = _encoded(serialization.load_der_public_key(key))
+        if key[: len(_KEY_HEAD)] != _KEY_HEAD:
+            raise ValueError("another way, or another kind of key")
+        # One byte of the head says that the point is uncompressed.
+        point = bytes(key[len(_KEY_HEAD) - 1 :])
+        public: ec.EllipticCurvePublicKey
+        public = curves.EllipticCurvePublicKey.from_encoded_point(curves.SECP256R1(), point)
     except Exception:  # Hostile bytes fail in every way.
-        encoded = b""
-    if encoded != key or not key:
-        remedy = "give a public ECDSA P-256 key, DER, uncompressed"
-        raise _validate.refusal(f"key of {name}", key, remedy)
-    return encoded
+        remedy = "give a public key, DER, uncompressed"
+        raise ValueError(f"key of {name} is not ECDSA P-256: {remedy}") from None
+    return public
 
 
-def _holder(
-    document: "x509.Certificate | x509.CertificateSigningRequest", path: PathLike
-) -> tuple[str, bytes]:
+def _holder(path: PathLike, document: "Document") -> tuple[str, bytes]:
     """The name and key of a site's certificate or request, else raise ValueError."""
     from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     names = []
     with _files.reading(path, _REMEDY):
@@ -644,65 +635,62 @@ def _holder(
                 raise ValueError("it is of an authority")
         if len(names) != 1:
             raise ValueError(f"it has {len(names)} DNS names")
-        return site_name("its name", names[0]), _encoded(document.public_key())
+        name = site_name("its name", names[0])
+        form = PublicFormat.SubjectPublicKeyInfo
+        key = document.public_key().public_bytes(Encoding.DER, form)
+        _public_key(name, key)
+    return name, key
 
 
-def _date_fault(certificate: "x509.Certificate", time: datetime.datetime) -> str:
-    """What is wrong with a certificate's dates; empty where nothing is."""
+def _check_dates(certificate: "x509.Certificate", name: str, time: datetime) -> None:
+    """Refuse a site's certificate that is not valid at a time."""
     first = certificate.not_valid_before_utc
     last = certificate.not_valid_after_utc
-    if first <= time <= last:
-        return ""
-    return (
-        f"is valid from {first:%F %T} to {last:%F %T}, and the checking machine's clock says "
-        f"{time:%F %T} UTC"
-    )
+    if not first <= time <= last:
+        raise ValueError(
+            f"certificate of {name} is valid from {first:%F %T} to {last:%F %T}, and the checking "
+            f"machine's clock says {time:%F %T} UTC; compare them"
+        )
 
 
-def _content(path: PathLike, is_secret: bool = False) -> bytes:
-    """The bytes of a small file; a secret one must be this user's alone."""
-    # A pipe must not wait for its other end.
-    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-        # Of the open file: behind a link, and whatever takes its place now.
-        status = os.fstat(file.fileno())
-        mode = stat.S_IMODE(status.st_mode)
-        if is_secret and (mode & 0o077 or status.st_uid != os.geteuid()):
-            raise ValueError(
-                f"key is {path}, which others may use (user {status.st_uid}, mode {mode:o}); chmod "
-                "600 as its owner, or make another"
-            )
-        return file.read(_MOST_BYTES)
-
-
-def _certificates(path: PathLike) -> list["x509.Certificate"]:
-    """All certificates of a PEM file, at least one."""
-    from cryptography import x509
-
-    with _files.reading(path, "give a PEM file of certificates"):
-        return x509.load_pem_x509_certificates(_content(path))
+def _parsed(path: PathLike, parse: Callable[[bytes], Parsed], is_secret: bool = False) -> Parsed:
+    """What a small file holds, else raise ValueError; a secret one must be this user's alone."""
+    with _files.reading(path, _REMEDY):
+        # A pipe must not wait for its other end.
+        file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))
+        with file:
+            # Of the open file: behind a link, and whatever takes its place now.
+            status = os.fstat(file.fileno())
+            mode = status.st_mode & 0o777
+            if is_secret and (mode & 0o077 or status.st_uid != os.geteuid()):
+                raise ValueError(
+                    f"key is {path}, which others may use (user {status.st_uid}, mode {mode:o}); "
+                    "chmod 600 as its owner, or make another"
+                )
+            return parse(file.read(_MOST_BYTES))
 
 
 def _private_key(path: PathLike) -> "ec.EllipticCurvePrivateKey":
     """The key of a PEM file, else raise ValueError, which does not show it."""
     serialization = library("cryptography.hazmat.primitives.serialization")
-    remedy = "give ECDSA P-256 in PEM; if it is encrypted: openssl pkey -in KEY -out PLAIN"
-    with _files.reading(path, remedy):
-        key: ec.EllipticCurvePrivateKey = serialization.load_pem_private_key(
-            _content(path, is_secret=True), None
-        )
-        _elliptic(key.public_key())
-    return key
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    def parse(content: bytes) -> ec.EllipticCurvePrivateKey:
+        key = serialization.load_pem_private_key(content, None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.curve.name != "secp256r1":
+            raise ValueError("its key is not ECDSA P-256")
+        return key
+
+    return _parsed(path, parse, is_secret=True)
 
 
-def _lasting_key(path: Path) -> "tuple[ec.EllipticCurvePrivateKey, bool]":
-    """The key of a file, and whether it is new: made where there is none, and never replaced."""
+def _lasting_key(path: Path) -> "ec.EllipticCurvePrivateKey":
+    """The key of a file: made where there is none, and never replaced."""
     curves = library("cryptography.hazmat.primitives.asymmetric.ec")
-    key: ec.EllipticCurvePrivateKey = curves.generate_private_key(curves.SECP256R1())
-    try:
+    with contextlib.suppress(FileExistsError):
+        key = curves.generate_private_key(curves.SECP256R1())
         _files.create(path, _private_pem(key), mode=0o600)
-    except FileExistsError:
-        return _private_key(path), False
-    return key, True
+    return _private_key(path)
 
 
 def _private_pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
@@ -714,18 +702,11 @@ def _private_pem(key: "ec.EllipticCurvePrivateKey") -> bytes:
     return key.private_bytes(serialization.Encoding.PEM, form, plain)
 
 
-def _pem(*documents: "x509.Certificate | x509.CertificateSigningRequest") -> bytes:
+def _pem(*documents: "Document") -> bytes:
     """Certificates, or a request, as PEM."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
     return b"".join(document.public_bytes(Encoding.PEM) for document in documents)
-
-
-def _subject(name: str) -> "x509.Name":
-    """A subject of one common name."""
-    from cryptography import x509
-
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
 
 
 def _issued(
@@ -741,16 +722,15 @@ def _issued(
     uses = x509.KeyUsage(not is_root, no, no, no, no, is_root, is_root, no, no)
     ends = [x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH]
     key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())
-    time = datetime.datetime.now(datetime.UTC)
+    time = datetime.now(UTC)
     builder = (
-        x509.CertificateBuilder()
-        .subject_name(_subject(name))
-        .issuer_name(_subject(_ROOT))
+        x509.CertificateBuilder(x509.Name.from_rfc4514_string(f"CN={_ROOT}"))
+        .subject_name(x509.Name.from_rfc4514_string(f"CN={name}"))
         .public_key(public)
         .serial_number(x509.random_serial_number())
         # A site's clock may be behind that of the authority.
-        .not_valid_before(time - datetime.timedelta(minutes=5))
-        .not_valid_after(time + datetime.timedelta(days))
+        .not_valid_before(time - timedelta(minutes=5))
+        .not_valid_after(time + timedelta(days))
         .add_extension(x509.BasicConstraints(is_root, 0 if is_root else None), critical=True)
         .add_extension(uses, critical=True)
         .add_extension(x509.ExtendedKeyUsage(ends), critical=False)

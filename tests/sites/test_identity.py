@@ -418,15 +418,13 @@ def test_mutated_bytes_never_raise_otherwise(project):
     signature = lyon.sign("hello", b"data")
     entry = renewal(lyon, der(new_key())).to_bytes()
     text = lyon.certificate_chain
-    raw = x509.load_pem_x509_certificate(text).public_bytes(serialization.Encoding.DER)
     for _ in range(500):
         assert not roster.verify("lyon", "hello", b"data", mutated(signature, source))
         with contextlib.suppress(ValueError, Refused):
             roster.renewed(Renewal.from_bytes(mutated(entry, source)))
             raise AssertionError("a changed renewal was taken")
-        for certificate in (text, raw):
-            with contextlib.suppress(Refused):
-                assert check_certificate(mutated(certificate, source), roster) == "lyon"
+        with contextlib.suppress(Refused):
+            assert check_certificate(mutated(text, source), roster) == "lyon"
         entries = roster.to_json()
         entries["lyon"] = mutated(entries["lyon"].encode(), source).decode("latin1")
         with contextlib.suppress(ValueError):
@@ -628,12 +626,10 @@ def test_bad_certificate_is_refused_at_both_ends(kind, project, tmp_path):
     certificate = issued(authority_key(project), site_key(project), **changes)
     with pytest.raises(ValueError, match=reason):
         loaded(project, tmp_path, certificate)
-    encodings = (serialization.Encoding.PEM, serialization.Encoding.DER)
-    for encoding in encodings:
-        with pytest.raises(Refused, match=reason) as error:
-            check_certificate(certificate.public_bytes(encoding), project.roster)
-        line = str(error.value)
-        assert line.isascii() and line.isprintable() and len(line) <= 300
+    with pytest.raises(Refused, match=reason) as error:
+        check_certificate(text_of(certificate), project.roster)
+    line = str(error.value)
+    assert line.isascii() and line.isprintable() and len(line) <= 300
 
 
 def test_certificate_of_another_curve_is_refused(project, tmp_path):
@@ -715,13 +711,11 @@ def test_peer_is_named_by_its_certificate(project):
     for name in NAMES:
         chain = project.identities[name].certificate_chain
         assert check_certificate(chain, project.roster) == name
-        raw = x509.load_pem_x509_certificate(chain).public_bytes(serialization.Encoding.DER)
-        assert check_certificate(raw, project.roster) == name
 
 
 @pytest.mark.parametrize("certificate", [None, b""])
 def test_peer_without_certificate_is_refused(certificate, project):
-    with pytest.raises(Refused, match="no certificate"):
+    with pytest.raises(Refused, match="refused"):
         check_certificate(certificate, project.roster)
 
 
@@ -819,12 +813,11 @@ def test_replayed_and_foreign_renewals_are_refused(project, tmp_path):
         (roster, second),
         (roster, first._replace(name="paris")),
         (roster, first._replace(name="unknown")),
-        (roster, first._replace(name="paris", old=roster["paris"])),
         (roster, first._replace(signature=of_paris.signature)),
         (roster, first._replace(signature=b"")),
         (roster, first._replace(new=of_paris.new)),
-        (roster, first._replace(signature=lyon.sign("hello", first.old + first.new))),
-        (roster, of_paris._replace(old=roster["lyon"], name="lyon")),
+        (roster, first._replace(signature=lyon.sign("hello", roster["lyon"] + first.new))),
+        (roster, of_paris._replace(name="lyon")),
         # To a key that another site has, or that the site had before.
         (roster, renewal(lyon, roster["paris"])),
         (roster, renewal(lyon, roster["lyon"])),
