@@ -20,7 +20,7 @@ The schema stands in the shared plan, in TOML, say:
     type = "category"       # classes, numbered from 0; or a number with a range
     classes = ["no", "yes"]
 
-That of images, say, is ``shape = [28, 28, 1]``, ``classes = 10``, ``low = 0``, ``high = 255``.
+That of images, say, has ``shape = [28, 28, 1]`` beside one column, of a number, for all pixels.
 """
 
 import csv
@@ -33,25 +33,33 @@ import re
 from array import array
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from dpjax import _files, _validate
+from dpjax.plans.settings import Section, check_keys, naming
 
 __all__ = ["Records", "Schema", "read", "split"]
 
-_Mapping: TypeAlias = Mapping[str, object]
 _Range: TypeAlias = tuple[float, float]
-_KEYS = {"number": ("low", "high"), "category": ("classes",), "flag": ()}
-"""Keys that a column must have, by its type, beside its name and type."""
-_OPTIONS = {"number": ("missing",), "category": ("other",), "flag": ()}
-_DIALECT: _Mapping = {
+_KINDS: dict[str, Section] = {
+    "number": {"low": None, "high": None, "missing": "refuse"},
+    "category": {"classes": None, "other": False},
+    "flag": {},
+}
+"""Keys of a column by its type, beside its name and type; None must be given."""
+_DIALECT: Section = {
     "file": None, "delimiter": ",", "decimal": ".", "encoding": "utf-8", "names": {}, "values": {},
     "missing_values": [""],
 }  # fmt: skip
 """Keys of a source, and what they are by default."""
-_FLAGS = {"0": 0.0, "no": 0.0, "false": 0.0, "1": 1.0, "yes": 1.0, "true": 1.0}
+_NO = ("0", "no", "No", "NO", "false", "False", "FALSE")
+_YES = ("1", "yes", "Yes", "YES", "true", "True", "TRUE")
+_REMEDIES = {
+    "number": "decimals follow the source's mark; of a date give days since a public date",
+    "flag": "give yes or no",
+}
 # No marks of thousands, no infinities, no underscores, no digits of other scripts.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -69,24 +77,23 @@ def _text(name: str, value: object) -> str:
     return text
 
 
-def _classes(name: str, value: object) -> tuple[str, ...]:
+def _texts(name: str, value: object) -> tuple[str, ...]:
     """Names of classes."""
     return tuple(_text(name, entry) for entry in _validate.entries(name, value))
 
 
-def _known(name: str, mapping: object, keys: Collection[str]) -> _Mapping:
-    """Return a mapping, unless it has a key that nothing reads."""
-    if not isinstance(mapping, Mapping):
-        raise _validate.refusal(name, mapping, f"give a table with keys {', '.join(keys)}")
-    for key in mapping:
-        if key not in keys:
-            raise ValueError(f"{name} has {key!r}, which is unknown; {_validate.choice(key, keys)}")
-    return mapping
+def _check_distinct(name: str, entries: Collection[str], minimum: int = 1) -> None:
+    """Refuse too few entries, and those that stand twice."""
+    if len(set(entries)) < max(len(entries), minimum):
+        raise _validate.refusal(name, entries, f"give {minimum} or more, each once")
 
 
-def _middle(low: float, high: float) -> float:
-    """The middle of a range, the same wherever it is needed; a sum could overflow."""
-    return low / 2 + high / 2
+def _section(name: str, value: object, keys: Collection[str]) -> Section:
+    """Return a section, unless it has a key that nothing reads."""
+    if not isinstance(value, Mapping):
+        raise _validate.refusal(name, value, "give a section of keys and values")
+    check_keys(f"{name}: ", value, set(keys))
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +102,7 @@ class _Column:
 
     name: str
     type: str
-    # What is no number keeps its 0 and 1.
+    # Scaling leaves what is no number as it is: 0 and 1.
     low: float = -1.0
     high: float = 1.0
     missing: str = "refuse"
@@ -108,60 +115,62 @@ class _Column:
         _validate.fields(self, _validate.number, "low", "high")
         _validate.fields(self, _validate.one_of, "missing", options=("refuse", "middle"))
         _validate.fields(self, _validate.flag, "other")
-        _validate.fields(self, _classes, "classes")
+        _validate.fields(self, _texts, "classes")
         # Halves, as they are what divides.
         if self.low / 2 >= self.high / 2:
             raise _validate.refusal("high", self.high, f"give a number above low, {self.low:g}")
-        is_repeated = len(set(self.classes)) < len(self.classes)
-        if is_repeated or (self.type == "category" and len(self.classes) < 2):
-            raise _validate.refusal("classes", self.classes, "give two or more, each once")
+        if self.type == "category":
+            _check_distinct("classes", self.classes, 2)
 
     @classmethod
-    def of(cls, place: str, mapping: object) -> "_Column":
-        """Return the column of a mapping, as TOML or JSON has it."""
-        try:
-            kind = mapping.get("type") if isinstance(mapping, Mapping) else None
-            kind = _validate.one_of("type", kind, _KEYS)
-            # Missing is what is None.
-            keys: dict[str, Any] = dict.fromkeys(("name", *_KEYS[kind]))
-            keys |= _known("it", mapping, ("type", *keys, *_OPTIONS[kind]))
-            return cls(**keys)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from None
+    def of(cls, place: str, entry: object) -> "_Column":
+        """Return the column of a section, as TOML or JSON has it."""
+        section = _section(place, entry, cls.__dataclass_fields__)
+        with naming({}, f"{place}: "):
+            kind = _validate.one_of("type", section.get("type"), _KINDS)
+            keys = {"name": None, "type": kind, **_KINDS[kind]}
+            check_keys("", section, keys.keys())
+            return cls(**{**keys, **section})
 
     def features(self) -> dict[str, _Range]:
         """Ranges of the numbers that stand for it, by their names."""
         names = [f"{self.name}={entry}" for entry in self.classes] or [self.name]
         if self.other:
             names.append(f"{self.name} is another")
+        ranges = dict.fromkeys(names, (self.low, self.high))
         if self.missing == "middle":
-            names.append(f"{self.name} is missing")
-        ranges = dict.fromkeys(names, (-1.0, 1.0))
-        ranges[names[0]] = (self.low, self.high)
+            ranges[f"{self.name} is missing"] = (-1.0, 1.0)
         return ranges
 
-    def numbers(self, cell: str, decimal: str, missing: Collection[str]) -> list[float]:
-        """What stands for a cell, in the schema's units; ValueError says what is wrong with it."""
-        if cell in missing:
-            if self.missing == "refuse":
-                raise ValueError("is a missing value, and the schema allows none here")
-            return [_middle(self.low, self.high), 1.0]
-        if self.type == "category":
-            marks = [float(cell == entry) for entry in self.classes]
-            if self.other:
-                marks.append(1 - sum(marks))
-            if not any(marks):
-                raise ValueError(f"is no class; {_validate.choice(cell, self.classes)}")
-            return marks
-        number = _FLAGS.get(cell.lower(), math.nan)
-        if self.type == "number":
+    def words(self, missing: Collection[str]) -> dict[str, float]:
+        """Numbers of cells that are words: of a class its place, of a missing value NaN."""
+        words = {entry: float(place) for place, entry in enumerate(self.classes)}
+        if self.type == "flag":
+            words = dict.fromkeys(_NO, 0.0) | dict.fromkeys(_YES, 1.0)
+        return words | dict.fromkeys(missing, math.nan if self.missing == "middle" else math.inf)
+
+    def number(self, cell: str, words: Mapping[str, float], decimal: str) -> float:
+        """What stands for a cell; what would be infinite is refused."""
+        # All others come after the last class.
+        number = words.get(cell, len(self.classes) if self.other else math.inf)
+        if self.type == "number" and cell not in words:
             # A point among decimal commas marks thousands, or another dialect.
             plain = cell.translate({ord("."): decimal, ord(decimal): "."})
-            number = float(plain) if _NUMBER.fullmatch(plain) else math.nan
-        if not math.isfinite(number):
-            remedy = f"decimals follow {decimal!r}; of a date give days since a public date"
-            raise ValueError(f"is no {self.type}; {remedy}")
-        return [number, 0.0] if self.missing == "middle" else [number]
+            number = float(plain) if _NUMBER.fullmatch(plain) else math.inf
+        if math.isinf(number):
+            value = f"column {self.name!r}: {cell[:40]!r}"
+            remedy = _REMEDIES.get(self.type) or _validate.choice(cell, self.classes)
+            raise ValueError(f"{value} is no {self.type}, or missing; {remedy}")
+        return number
+
+    def expanded(self, numbers: np.ndarray) -> np.ndarray:
+        """Features [m, k], in the schema's units, of the numbers [m] of cells."""
+        width = len(self.features())
+        if self.classes:
+            return np.eye(width)[numbers.astype(int)]
+        is_missing = np.isnan(numbers)
+        middle = np.where(is_missing, _middle(self.low, self.high), numbers)
+        return np.stack([middle, is_missing], axis=1)[:, :width]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,8 +192,6 @@ class Schema:
         >>> schema = Schema.of({"columns": [age], "label": sick})
         >>> schema.features, schema.classes
         ({'age': (0.0, 100.0)}, ('no', 'yes'))
-        >>> schema.differences({"columns": [age | {"high": 120}], "label": sick})
-        "column 'age' has high 120.0, here 100.0"
     """
 
     columns: tuple[_Column, ...]
@@ -192,39 +199,30 @@ class Schema:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, mapping: _Mapping) -> "Schema":
+    def of(cls, mapping: Section) -> "Schema":
         """Return the schema of a mapping, as TOML or JSON has it.
 
         Args:
-            mapping: ``columns`` and ``label``; or of arrays ``shape``, ``classes``, ``low`` and
-                ``high``.
+            mapping: ``columns``, ``label``, and of arrays ``shape``.
 
         Raises:
             ValueError: For unknown, missing or wrong entries.
         """
-        if isinstance(mapping, Mapping) and "shape" in mapping:
-            _known("schema", mapping, ("shape", "classes", "low", "high"))
-            sizes = _validate.entries("shape", mapping["shape"])
-            shape = tuple(_validate.integer("shape", size) for size in sizes)
-            count = _validate.integer("classes", mapping.get("classes"), maximum=2**16)
-            label = _Column("y", "category", classes=tuple(map(str, range(count))))
-            # Arrays are one column of many numbers.
-            limits = {"low": mapping.get("low"), "high": mapping.get("high")}
-            return cls(
-                (_Column.of("schema", limits | {"name": "x", "type": "number"}),), label, shape
-            )
-        mapping = _known("schema", mapping, ("columns", "label"))
-        entries = _validate.entries("columns", mapping.get("columns"))
+        section = _section("schema", mapping, ("columns", "label", "shape"))
+        entries = _validate.entries("columns", section.get("columns"))
         columns = [_Column.of(f"column {place}", entry) for place, entry in enumerate(entries, 1)]
-        label = _Column.of("label", mapping.get("label"))
+        label = _Column.of("label", section.get("label"))
         if label.type == "flag" or label.other or label.missing != "refuse":
             raise ValueError("label is a flag, or has other or missing; give classes, or a range")
-        names = [column.name for column in (*columns, label)]
         features = [name for column in columns for name in column.features()]
-        for group in (names, features):
-            if not columns or len(set(group)) < len(group):
-                raise _validate.refusal("columns", group, "give some, each name once")
-        return cls(tuple(columns), label, (len(features),))
+        _check_distinct("columns", features)
+        _check_distinct("columns", [column.name for column in (*columns, label)])
+        sizes = _validate.entries("shape", section.get("shape", [len(features)]))
+        # Of arrays a column is all numbers.
+        if len(features) not in (1, *sizes[-1:]):
+            raise _validate.refusal("shape", sizes, "give one column, of numbers, for arrays")
+        shape = tuple(_validate.integer("shape", size) for size in sizes)
+        return cls(tuple(columns), label, shape)
 
     @property
     def features(self) -> dict[str, _Range]:
@@ -236,29 +234,6 @@ class Schema:
         """SHA-256, in hex, of all that the schema says: equal for equal schemas alone."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
-
-    def differences(self, other: _Mapping) -> str:
-        """Return in words where another site's schema first differs; "" where it does not.
-
-        Args:
-            other: The mapping that the other site reads.
-        """
-        try:
-            schema = Schema.of(other)
-        except (ValueError, RecursionError) as error:
-            return f"no schema: {error}"
-        # The label stands last, so that a column too many or too few shows by its name.
-        pairs = zip((*self.columns, self.label), (*schema.columns, schema.label), strict=False)
-        for ours, theirs in pairs:
-            for key, here in vars(ours).items():
-                value = vars(theirs)[key]
-                # As the digest sees them: 0 and -0 differ.
-                if repr(value) != repr(here):
-                    values = f"{_validate.shown(value)}, here {_validate.shown(here)}"
-                    return f"column {ours.name!r} has {key} {values}"
-        if schema.shape != self.shape:
-            return f"records have shape {schema.shape}, here {self.shape}"
-        return ""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -277,8 +252,8 @@ class Schema:
         count = len(self.classes)
         fits = {"logistic": count == 2, "cross_entropy": count > 0, "squared": count == 0}
         if not fits[_validate.one_of("loss", loss, fits)]:
-            kind = f"one of {count} classes" if count else "a number"
-            raise _validate.refusal("loss", loss, f"the label {self.label.name!r} is {kind}")
+            remedy = f"the label {self.label.name!r} is a {self.label.type}, of {count} classes"
+            raise _validate.refusal("loss", loss, remedy)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -295,11 +270,13 @@ class Records:
     Example:
         >>> import numpy as np
         >>> from dpjax.sites.data import Records, Schema
-        >>> schema = Schema.of({"shape": [2], "classes": 2, "low": 0, "high": 9})
-        >>> records = Records(np.eye(2), np.array([0, 1]), schema, {"x": 0.5})
+        >>> ward = {"name": "ward", "type": "category", "classes": ["heart", "lung"]}
+        >>> sick = {"name": "sick", "type": "category", "classes": ["no", "yes"]}
+        >>> schema = Schema.of({"columns": [ward], "label": sick})
+        >>> records = Records(np.eye(2), np.array([0, 1]), schema, {"age": 0.5})
         >>> print(records.summary())
         2 records
-        x: 50.0 % clipped into the range
+        age: 50.0% clipped into the range
         >>> records.targets("logistic").tolist()
         [-1, 1]
     """
@@ -326,7 +303,7 @@ class Records:
         lines = [_validate.counted(len(self.y), "record")]
         for name, share in self.clipped.items():
             if share:
-                lines.append(f"{name}: {100 * share:.1f} % clipped into the range")
+                lines.append(f"{name}: {share:.1%} clipped into the range")
         return "\n".join(lines)
 
 
@@ -350,18 +327,20 @@ def split(records: Records, held_out: float, seed: int) -> tuple[Records, Record
     Example:
         >>> import numpy as np
         >>> from dpjax.sites.data import Records, Schema, split
-        >>> schema = Schema.of({"shape": [1], "classes": 2, "low": 0, "high": 1})
+        >>> age = {"name": "age", "type": "number", "low": 0, "high": 100}
+        >>> sick = {"name": "sick", "type": "category", "classes": ["no", "yes"]}
+        >>> schema = Schema.of({"columns": [age], "label": sick})
         >>> records = Records(np.ones((100, 1)), np.ones(100), schema, {})
         >>> train, test = split(records, 0.2, seed=0)
         >>> len(train.y), len(test.y)
         (80, 20)
     """
     count = len(records.y)
-    remedy = "give a number from 0, below 1, that leaves records for each part"
-    share = _validate.number("held_out", held_out, remedy=remedy, holds=lambda x: 0 <= x < 1)
+    share = _validate.number("held_out", held_out)
     _validate.integer("seed", seed, minimum=0)
     tests = round(share * count)
-    if tests == count or (share and not tests):
+    if share and not 0 < tests < count:
+        remedy = "give a number from 0, below 1, that leaves records for each part"
         raise _validate.refusal("held_out", held_out, remedy)
     # NumPy's generators may draw otherwise in another version.
     digests = [hashlib.sha256(f"{seed} {row}".encode()).hexdigest() for row in range(count)]
@@ -372,7 +351,7 @@ def split(records: Records, held_out: float, seed: int) -> tuple[Records, Record
     return parts[0], parts[1]
 
 
-def read(source: _Mapping, schema: Schema, folder: _files.PathLike) -> Records:
+def read(source: Section, schema: Schema, folder: _files.PathLike) -> Records:
     """Return a site's records.
 
     Guarantee: see `Schema`. Errors name file, line and column, and show values: they are for the
@@ -405,28 +384,37 @@ def read(source: _Mapping, schema: Schema, folder: _files.PathLike) -> Records:
         >>> records.x.tolist(), records.y.tolist()
         ([[0.5]], [1])
     """
-    _known("source", source, _DIALECT)
+    _section("source", source, _DIALECT)
     name = source.get("file")
     _text("source: file", name)
     # As it is: file systems may tell apart two forms of one letter.
     path = Path(folder, str(name))
-    try:
+    with _files.reading(path, "give what the schema and the settings say"), naming({}, f"{path}: "):
         if not path.is_file():
             raise ValueError("there is no such file")
         if path.suffix == ".npz":
-            _known("source of an archive", source, ("file",))
-            x, y = _archive(path, schema)
+            _section("source of an archive", source, ("file",))
+            arrays = _files.archive(path)
         else:
-            x, y = _table(path, {**_DIALECT, **source}, schema)
-    except Exception as error:  # Of zip files, codecs and csv: damage takes every shape.
-        # In one line, whatever the file holds.
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ValueError(f"{path}: {reason}") from None
+            arrays = _table(path, {**_DIALECT, **source}, schema)
+        x = _validate.finite_array("x", arrays.get("x"))
+        y = _validate.finite_array("y", arrays.get("y"))
+        count = len(schema.classes)
+        if x.shape[1:] != schema.shape or y.shape != x.shape[:1]:
+            remedy = f"give records of shape {schema.shape}, with a label each"
+            raise ValueError(f"x has shape {x.shape}, y {y.shape}; {remedy}")
+        if count and not np.isin(y, range(count)).all():
+            raise ValueError(f"y has other labels than the classes' numbers, 0 .. {count - 1}")
     x, shares = _scaled(x, schema.features)
-    if schema.classes:
+    if count:
         return Records(x, y.astype(np.int32), schema, shares)
     y, label_share = _scaled(y[:, None], schema.label.features())
     return Records(x, y[:, 0], schema, shares | label_share)
+
+
+def _middle(low: float, high: float) -> float:
+    """The middle of a range, the same wherever it is needed; a sum could overflow."""
+    return low / 2 + high / 2
 
 
 def _scaled(
@@ -443,85 +431,49 @@ def _scaled(
     return scaled, dict(zip(ranges, shares, strict=True))
 
 
-def _archive(path: Path, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
-    """Features in the schema's units, and labels, of an npz file."""
-    arrays = _files.archive(path)
-    x = _validate.finite_array("x", arrays.get("x"))
-    y = _validate.finite_array("y", arrays.get("y"))
-    if x.shape[1:] != schema.shape or y.shape != x.shape[:1]:
-        remedy = f"give records of shape {schema.shape}, with a label each"
-        raise ValueError(f"x has shape {x.shape}, y {y.shape}; {remedy}")
-    count = len(schema.classes)
-    if count and not np.isin(y, range(count)).all():
-        raise ValueError(f"y has other labels than the classes' numbers, 0 .. {count - 1}")
-    return x, y
-
-
-def _table(path: Path, source: _Mapping, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
-    """Features in the schema's units, and labels, of a csv file."""
-    if schema.shape != (len(schema.features),):
-        raise ValueError(f"records of shape {schema.shape} are read from an archive, NAME.npz")
+def _table(path: Path, source: Section, schema: Schema) -> dict[str, np.ndarray]:
+    """Features x in the schema's units, and labels y, of a csv file."""
     columns = {column.name: column for column in (*schema.columns, schema.label)}
-    names = _known("names", source["names"], columns)
-    values = _known("values", source["values"], columns)
     decimal = _validate.one_of("decimal", source["decimal"], (".", ","))
     delimiter = _validate.one_of("delimiter", source["delimiter"], (",", ";", "\t", "|"))
     entries = _validate.entries("missing_values", source["missing_values"])
     missing = [_plain(entry) for entry in entries]
-    lines = io.StringIO(_decoded(path, source["encoding"]), newline="")
-    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    names = _section("names", source["names"], columns)
+    values = _section("values", source["values"], columns)
+    with naming({}, "name the file's encoding, such as 'cp1252': "):
+        text = path.read_bytes().decode(_text("encoding", source["encoding"]))
+    # Windows writes a byte order mark.
+    lines = io.StringIO(text.removeprefix("\ufeff"), newline="")
+    # Pandas would fill up short rows, and read on behind a broken quote.
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    header = [_plain(cell) for cell in next(reader, ())]
+    cells = []
+    for name, column in columns.items():
+        title = _text("names", names.get(name, name))
+        if header.count(title) != 1:
+            raise ValueError(
+                f"{title!r} is not one column of {_validate.shown(header)}, for {name!r}"
+            )
+        place = header.index(title)
+        # No other column of the schema is this one.
+        header[place] = ""
+        words = column.words(missing)
+        # Misspelt, a meaning would be another value in silence.
+        strict = dataclasses.replace(column, other=False)
+        meanings = values.get(name, {})
+        for cell, meaning in _section(f"values of {name}", meanings, meanings).items():
+            words[_plain(cell)] = strict.number(_plain(meaning), words, decimal)
+        cells.append((place, column, words))
     # Numbers of Python take four times as much memory.
     numbers = array("d")
-    place = ":"
     try:
-        header = [_plain(cell) for cell in reader.fieldnames or ()]
-        reader.fieldnames = header
-        if not header:
-            raise ValueError("there is no header")
-        titles = [_text("names", names.get(name, name)) for name in columns]
-        cells = []
-        for title, column in zip(titles, columns.values(), strict=True):
-            if header.count(title) != 1 or titles.count(title) != 1:
-                remedy = _validate.choice(title, header)
-                raise ValueError(f"{title!r} is not one column, for one of the schema; {remedy}")
-            cells.append((title, column, _meanings(column, values.get(column.name, {}), missing)))
-        for row in reader:
-            # Of rows too long and too short.
-            if None in row or None in row.values():
+        for row in filter(None, reader):
+            if len(row) != len(header):
                 raise ValueError(f"not {len(header)} cells, as in the header")
-            for title, column, meanings in cells:
-                cell = _plain(row[title])
-                place = f", column {title!r}: {cell[:40]!r}"
-                numbers.extend(column.numbers(meanings.get(cell, cell), decimal, missing))
-            place = ":"
+            for place, column, words in cells:
+                numbers.append(column.number(_plain(row[place]), words, decimal))
     except (csv.Error, ValueError) as error:
-        raise ValueError(f"line {reader.reader.line_num}{place} {error}") from None
-    if not numbers:
-        raise ValueError("it has no records")
-    width = len(schema.features)
-    table = np.array(numbers).reshape(-1, width + len(schema.label.features()))
-    labels = table[:, width:]
-    return table[:, :width], labels.argmax(axis=1) if schema.classes else labels[:, 0]
-
-
-def _meanings(column: _Column, mapping: object, missing: Collection[str]) -> dict[str, str]:
-    """What cells in the file's own words mean."""
-    place = f"values of {column.name}"
-    if not isinstance(mapping, Mapping):
-        raise _validate.refusal(place, mapping, "give texts by text")
-    meanings = {_plain(cell): _plain(meaning) for cell, meaning in mapping.items()}
-    for meaning in meanings.values() if column.other else ():
-        # Misspelt, it would be another value in silence.
-        _validate.one_of(place, meaning, [*column.classes, *missing])
-    return meanings
-
-
-def _decoded(path: Path, encoding: object) -> str:
-    """The text of a file."""
-    content = path.read_bytes()
-    try:
-        # Windows writes a byte order mark.
-        return content.decode(_text("encoding", encoding)).removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(f"line {line}: {error}; name its encoding, 'cp1252', say") from None
+        raise ValueError(f"line {reader.line_num}: {error}") from None
+    table = np.array(numbers).reshape(-1, len(columns)).T
+    blocks = [column.expanded(row) for column, row in zip(schema.columns, table, strict=False)]
+    return {"x": np.hstack(blocks), "y": table[-1]}

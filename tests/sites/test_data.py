@@ -37,7 +37,9 @@ FEATURES = [
     [-0.49, 0, 1, 0, 0, 1, 0, 1, 0],
     [1, 0, 1, 0, 1, 0, 1, 0, 1],
 ]
-PIXELS = {"shape": [2, 2, 1], "classes": 3, "low": 0, "high": 255}
+PIXEL = {"name": "x", "type": "number", "low": 0, "high": 255}
+DIGIT = {"name": "y", "type": "category", "classes": ["0", "1", "2"]}
+PIXELS = {"shape": [2, 2, 1], "columns": [PIXEL], "label": DIGIT}
 
 
 def table(rows: list[list[str]], delimiter: str = ",", end: str = "\n", quoting: int = 0) -> str:
@@ -154,13 +156,13 @@ def test_a_value_may_stand_for_a_missing_one(tmp_path: Path) -> None:
 
 def test_cells_of_several_lines_count_as_lines(tmp_path: Path) -> None:
     text = table([["75", "female", "a\nb", "1", "yes", "yes"], ["x", *ROWS[1][1:]]])
-    with pytest.raises(ValueError, match="line 4, column 'age': 'x' is no number"):
+    with pytest.raises(ValueError, match="line 4: column 'age': 'x' is no number"):
         read_text(tmp_path, text)
 
 
 CELLS = [
     ("age", "old", "is no number"),
-    ("age", "", "is a missing value, and the schema allows none here"),
+    ("age", "", "is no number, or missing"),
     ("age", "inf", "is no number"),
     ("age", "-Infinity", "is no number"),
     ("age", "nan", "is no number"),
@@ -169,19 +171,19 @@ CELLS = [
     ("age", "0x10", "is no number"),
     ("age", "٣", "is no number"),
     ("age", "1 000", "is no number"),
-    ("age", "3,5", "is no number; decimals follow '.'"),
-    ("age", "2020-01-31", "is no number; .* of a date give days since a public date"),
+    ("age", "3,5", "is no number, or missing; decimals follow"),
+    ("age", "2020-01-31", "is no number, .* of a date give days since a public date"),
     ("age", "31.01.2020", "is no number"),
     ("age", "7" * 39 + "abc", "'7{39}a' is no number"),
     ("age", "pickle", "'pickle' is no number"),
-    ("sex", "femal", "is no class; did you mean female"),
-    ("sex", "Male", "is no class; did you mean male"),
-    ("sex", "", "is a missing value"),
-    ("ward", "", "is a missing value"),
+    ("sex", "femal", "is no category, or missing; did you mean female"),
+    ("sex", "Male", "is no category, or missing; did you mean male"),
+    ("sex", "", "is no category, or missing"),
+    ("ward", "", "is no category, or missing"),
     ("smoker", "2", "is no flag"),
     ("smoker", "maybe", "is no flag"),
-    ("sick", "unknown", "is no class"),
-    ("sick", "", "is a missing value"),
+    ("sick", "unknown", "is no category"),
+    ("sick", "", "is no category, or missing"),
 ]
 
 
@@ -189,7 +191,7 @@ CELLS = [
 def test_a_cell_is_refused_by_its_place(
     column: str, cell: str, message: str, tmp_path: Path
 ) -> None:
-    place = rf"records\.csv: line 3, column '{column}': .*{message}"
+    place = rf"records\.csv: line 3: column '{column}': .*{message}"
     with pytest.raises(ValueError, match=place):
         read_text(tmp_path, changed(1, column, cell))
 
@@ -197,22 +199,25 @@ def test_a_cell_is_refused_by_its_place(
 def test_a_point_among_decimal_commas_is_refused(tmp_path: Path) -> None:
     for cell in ("1.5", "1.234,5"):
         text = "\n".join([";".join(HEADER), f"{cell};male;eye;1;0;no"])
-        with pytest.raises(ValueError, match=f"line 2, column 'age': '{cell}' is no number"):
+        with pytest.raises(ValueError, match=f"line 2: column 'age': '{cell}' is no number"):
             read_text(tmp_path, text, delimiter=";", decimal=",")
 
 
 TABLES = {
-    "empty": ("", "there is no header"),
-    "blank": ("\n\n", "there is no header"),
-    "header alone": (table([]), "it has no records"),
-    "missing column": (table(ROWS).replace("age", "ages"), "'age' is not one column.*mean ages"),
+    "empty": ("", r"\'age\' is not one column of \[\]"),
+    "blank": ("\n\n", r"\'age\' is not one column of \[\]"),
+    "header alone": (table([]), "give at least one entry"),
+    "missing column": (table(ROWS).replace("age", "ages"), "'age' is not one column of .'ages'"),
     "column twice": (table(ROWS).replace("ward", "age"), "'age' is not one column"),
     "long row": (table(ROWS) + "1,2,3,4,5,6,7\n", "line 5: not 6 cells, as in the header"),
     "short row": (table(ROWS) + "1,2\n", "line 5: not 6 cells, as in the header"),
     "open quote": (table(ROWS) + '"1', "line 5: unexpected end of data"),
     "broken quote": (table(ROWS) + '"1"2,\n', "line 5: ',' expected after"),
     "other delimiter": (table(ROWS, ";"), "'age' is not one column"),
-    "letters": (table(ROWS).replace("eye", "œil").encode("cp1252"), "line 3: .*can't decode"),
+    "letters": (
+        table(ROWS).replace("eye", "œil").encode("cp1252"),
+        "name the file's encoding, .*can't decode",
+    ),
 }
 
 
@@ -224,20 +229,23 @@ def test_a_table_is_refused(name: str, tmp_path: Path) -> None:
 
 
 SOURCES = [
-    ({"delimeter": ";"}, "source has 'delimeter', which is unknown; did you mean delimiter"),
+    ({"delimeter": ";"}, "source: delimeter is unknown; did you mean delimiter"),
     ({"delimiter": "::"}, "delimiter is '::'; choose one of"),
     ({"delimiter": "\n"}, "delimiter is"),
     ({"decimal": ";"}, "decimal is ';'; choose one of"),
     ({"encoding": "utf-9"}, "unknown encoding: utf-9"),
     ({"encoding": "hex"}, "'hex' is not a text encoding"),
     ({"encoding": None}, "encoding is missing"),
-    ({"encoding": "ascii"}, "line 3: .*name its encoding"),
-    ({"names": {"agee": "Alter"}}, "names has 'agee', which is unknown; did you mean age"),
+    ({"encoding": "ascii"}, "name the file's encoding"),
+    ({"names": {"agee": "Alter"}}, "names: agee is unknown; did you mean age"),
     ({"names": ["age"]}, "names is"),
     ({"names": {"age": ""}}, "names is ''"),
-    ({"values": {"sexe": {}}}, "values has 'sexe', which is unknown; did you mean sex"),
-    ({"values": {"sex": "m"}}, "values of sex is 'm'; give texts by text"),
-    ({"values": {"ward": {"h": "haert"}}}, "values of ward is 'haert'; did you mean heart"),
+    ({"values": {"sexe": {}}}, "values: sexe is unknown; did you mean sex"),
+    ({"values": {"sex": "m"}}, "values of sex is 'm'; give a section"),
+    (
+        {"values": {"ward": {"h": "haert"}}},
+        "column 'ward': 'haert' is no category, or missing; did you mean heart",
+    ),
     ({"missing_values": "NA"}, "missing_values is 'NA'; give a list"),
     ({"file": "other.csv"}, "other.csv: there is no such file"),
     ({"file": "."}, "there is no such file"),
@@ -255,7 +263,7 @@ def test_a_source_is_refused(source: dict[str, object], message: str, tmp_path: 
 
 
 def test_one_column_serves_for_one_alone(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'age' is not one column, for one of the schema"):
+    with pytest.raises(ValueError, match="'age' is not one column of .*, for 'lab'"):
         read_text(tmp_path, table(ROWS), names={"lab": "age"})
 
 
@@ -266,21 +274,21 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 SCHEMAS = [
-    ([], "schema is \\[\\]; give a table"),
+    ([], "schema is \\[\\]; give a section"),
     ({}, "columns is missing"),
-    ({"columns": COLUMNS}, "label: type is missing"),
+    ({"columns": COLUMNS}, "label is missing; give a section"),
     ({"columns": [], "label": SICK}, "columns is"),
-    ({**MAPPING, "lable": 1}, "schema has 'lable', which is unknown; did you mean label"),
+    ({**MAPPING, "lable": 1}, "schema: lable is unknown; did you mean label"),
     ({**MAPPING, "columns": "age"}, "columns is 'age'; give a list"),
-    ({**MAPPING, "columns": [AGE, AGE]}, "columns is .*give some, each name once"),
-    ({**MAPPING, "columns": [AGE, SICK]}, "columns is .*give some, each name once"),
-    ({**MAPPING, "columns": [SEX, {**SMOKER, "name": "sex=male"}]}, "each name once"),
-    ({**MAPPING, "columns": [5]}, "column 1: type is missing"),
+    ({**MAPPING, "columns": [AGE, AGE]}, "columns is .*give 1 or more, each once"),
+    ({**MAPPING, "columns": [AGE, SICK]}, "columns is .*give 1 or more, each once"),
+    ({**MAPPING, "columns": [SEX, {**SMOKER, "name": "sex=male"}]}, "give 1 or more, each once"),
+    ({**MAPPING, "columns": [5]}, "column 1 is 5; give a section"),
     ({**MAPPING, "columns": [{"name": "a", "type": "date"}]}, "column 1: type is 'date'; choose"),
     ({**MAPPING, "columns": [{"type": "flag"}]}, "column 1: name is missing"),
     ({**MAPPING, "columns": [{**SMOKER, "name": "a\nb"}]}, "column 1: name is 'a.nb'; give a text"),
-    ({**MAPPING, "columns": [{**SMOKER, "low": 0}]}, "column 1: it has 'low', which is unknown"),
-    ({**MAPPING, "columns": [{**AGE, "hihg": 9}]}, "'hihg', which is unknown; did you mean high"),
+    ({**MAPPING, "columns": [{**SMOKER, "low": 0}]}, "column 1: low is unknown"),
+    ({**MAPPING, "columns": [{**AGE, "hihg": 9}]}, "hihg is unknown; did you mean high"),
     ({**MAPPING, "columns": [{"name": "a", "type": "number", "low": 0}]}, "high is missing"),
     ({**MAPPING, "columns": [{"name": "a", "type": "number", "high": 0}]}, "low is missing"),
     ({**MAPPING, "columns": [{**AGE, "high": 0}]}, "high is 0.0; give a number above low, 0"),
@@ -289,21 +297,18 @@ SCHEMAS = [
     ({**MAPPING, "columns": [{**AGE, "high": 5e-324}]}, "high is 5e-324; give a number above"),
     ({**MAPPING, "columns": [{**AGE, "low": "0"}]}, "low is '0'"),
     ({**MAPPING, "columns": [{**AGE, "missing": "mean"}]}, "missing is 'mean'; choose one of"),
-    ({**MAPPING, "columns": [{**SEX, "missing": "middle"}]}, "'missing', which is unknown"),
-    ({**MAPPING, "columns": [{**SEX, "classes": ["m"]}]}, "give two or more, each once"),
-    ({**MAPPING, "columns": [{**SEX, "classes": ["m", "m "]}]}, "give two or more, each once"),
+    ({**MAPPING, "columns": [{**SEX, "missing": "middle"}]}, "missing is unknown"),
+    ({**MAPPING, "columns": [{**SEX, "classes": ["m"]}]}, "give 2 or more, each once"),
+    ({**MAPPING, "columns": [{**SEX, "classes": ["m", "m "]}]}, "give 2 or more, each once"),
     ({**MAPPING, "columns": [{**SEX, "classes": "mf"}]}, "classes is 'mf'; give a list"),
     ({**MAPPING, "columns": [{"name": "a", "type": "category"}]}, "classes is missing"),
     ({**MAPPING, "columns": [{**SEX, "other": 1}]}, "other is 1; give True or False"),
     ({**MAPPING, "label": SMOKER}, "label is a flag"),
     ({**MAPPING, "label": WARD}, "label is a flag, or has other"),
     ({**MAPPING, "label": LAB}, "label is a flag, or has other or missing"),
-    ({**PIXELS, "classes": 1}, "give two or more"),
-    ({**PIXELS, "classes": 2**40}, "classes is"),
     ({**PIXELS, "shape": [0]}, "shape is 0"),
-    ({**PIXELS, "high": 0}, "schema: high is 0.0"),
-    ({**PIXELS, "low": None}, "schema: low is missing"),
-    ({**PIXELS, "columns": []}, "schema has 'columns', which is unknown"),
+    ({**PIXELS, "shape": 4}, "shape is 4; give a list"),
+    ({**MAPPING, "shape": [2, 2, 1]}, "shape is .*give one column, of numbers, for arrays"),
 ]
 
 
@@ -321,47 +326,28 @@ def with_column(place: int, **entries: object) -> dict[str, object]:
 
 
 DIFFERENCES = [
-    (with_column(0, high=120), "column 'age' has high 120.0, here 100.0"),
-    (with_column(0, low=-0.0), "column 'age' has low -0.0, here 0.0"),
-    (with_column(1, name="gender"), "column 'sex' has name 'gender', here 'sex'"),
-    (
-        with_column(1, classes=["male", "female"]),
-        "column 'sex' has classes ('male', 'female'), here ('female', 'male')",
-    ),
-    (with_column(2, other=False), "column 'ward' has other False, here True"),
-    (with_column(3, missing="refuse"), "column 'lab' has missing 'refuse', here 'middle'"),
-    ({**MAPPING, "columns": COLUMNS[:4]}, "column 'smoker' has name 'sick', here 'smoker'"),
-    (
-        {**MAPPING, "columns": [*COLUMNS, {**AGE, "name": "bmi"}]},
-        "column 'sick' has name 'bmi', here 'sick'",
-    ),
-    ({**MAPPING, "columns": COLUMNS[::-1]}, "column 'age' has name 'smoker', here 'age'"),
-    (
-        {**MAPPING, "label": {**SICK, "classes": ["no", "may", "yes"]}},
-        "column 'sick' has classes ('no', 'may', 'yes'), here ('no', 'yes')",
-    ),
-    (PIXELS, "column 'age' has name 'x', here 'age'"),
-    ({}, "no schema: columns is missing; give a list"),
-    (5, "no schema: schema is 5; give a table with keys columns, label"),
-    (json.loads(json.dumps(MAPPING)), ""),
-    (with_column(0, low=0.0), ""),
+    with_column(0, high=120),
+    with_column(0, low=-0.0),
+    with_column(1, name="gender"),
+    with_column(1, classes=["male", "female"]),
+    with_column(2, other=False),
+    with_column(3, missing="refuse"),
+    {**MAPPING, "columns": COLUMNS[:4]},
+    {**MAPPING, "columns": [*COLUMNS, {**AGE, "name": "bmi"}]},
+    {**MAPPING, "columns": COLUMNS[::-1]},
+    {**MAPPING, "label": {**SICK, "classes": ["no", "may", "yes"]}},
+    PIXELS,
 ]
 
 
-@pytest.mark.parametrize(("mapping", "message"), DIFFERENCES)
-def test_schemas_differ_in_words_exactly_where_digests_do(
-    mapping: dict[str, object], message: str
-) -> None:
-    assert SCHEMA.differences(mapping) == message
-    if not message.startswith("no schema"):
-        assert (Schema.of(mapping).digest == SCHEMA.digest) == (message == "")
+@pytest.mark.parametrize("mapping", DIFFERENCES)
+def test_other_schemas_have_other_digests(mapping: dict[str, object]) -> None:
+    assert Schema.of(mapping).digest != SCHEMA.digest
 
 
-def test_a_deep_schema_is_told_from_ours() -> None:
-    nested: list[object] = []
-    for _ in range(100_000):
-        nested = [nested]
-    assert SCHEMA.differences({**MAPPING, "label": {"type": nested}}).startswith("no schema: ")
+@pytest.mark.parametrize("mapping", [json.loads(json.dumps(MAPPING)), with_column(0, low=0.0)])
+def test_equal_schemas_have_one_digest(mapping: dict[str, object]) -> None:
+    assert Schema.of(mapping).digest == SCHEMA.digest
 
 
 def test_a_file_is_found_by_the_very_letters(tmp_path: Path) -> None:
@@ -370,10 +356,8 @@ def test_a_file_is_found_by_the_very_letters(tmp_path: Path) -> None:
     check(read({"file": name}, SCHEMA, tmp_path))
 
 
-def test_shapes_of_arrays_differ_in_words() -> None:
+def test_shapes_of_arrays_differ_in_digest() -> None:
     other = {**PIXELS, "shape": [4, 1]}
-    message = "records have shape (4, 1), here (2, 2, 1)"
-    assert Schema.of(PIXELS).differences(other) == message
     assert Schema.of(PIXELS).digest != Schema.of(other).digest
 
 
@@ -430,7 +414,7 @@ def test_arrays_of_any_shape_are_scaled(tmp_path: Path) -> None:
     assert records.x.shape == (2, 2, 2, 1) and records.x.dtype == np.float32
     np.testing.assert_allclose(records.x[0].ravel(), [-1, 1, -0.6, -0.2], atol=1e-7)
     assert records.y.tolist() == [2, 0] and records.clipped == {"x": 0}
-    narrow = Schema.of({**PIXELS, "high": 100})
+    narrow = Schema.of({**PIXELS, "columns": [{**PIXEL, "high": 100}]})
     records = read(save(tmp_path, x=x, y=np.array([2, 0])), narrow, tmp_path)
     assert records.clipped == {"x": 0.25} and records.x.max() == 1
 
@@ -465,9 +449,9 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "records.npz").write_bytes(table(ROWS).encode())
     with pytest.raises(ValueError, match=r"records\.npz: "):
         read({"file": "records.npz"}, SCHEMA, tmp_path)
-    with pytest.raises(ValueError, match="archive has 'decimal', which is unknown"):
+    with pytest.raises(ValueError, match="archive: decimal is unknown"):
         read({"file": "records.npz", "decimal": ","}, SCHEMA, tmp_path)
-    with pytest.raises(ValueError, match="are read from an archive"):
+    with pytest.raises(ValueError, match="'x' is no number|records of shape"):
         read_text(tmp_path, "x,y\n1,1\n", Schema.of(PIXELS))
 
 
@@ -489,8 +473,8 @@ def test_labels_are_coded_for_the_loss() -> None:
 
 
 LOSSES = [
-    (MAPPING, "squared", "loss is 'squared'; the label 'sick' is one of 2 classes"),
-    (PIXELS, "logistic", "loss is 'logistic'; the label 'y' is one of 3 classes"),
+    (MAPPING, "squared", "loss is 'squared'; the label 'sick' is a category, of 2 classes"),
+    (PIXELS, "logistic", "loss is 'logistic'; the label 'y' is a category, of 3 classes"),
     ({"columns": [SEX], "label": AGE}, "logistic", "the label 'age' is a number"),
     ({"columns": [SEX], "label": AGE}, "cross_entropy", "the label 'age' is a number"),
     (MAPPING, "hinge", "loss is 'hinge'; choose one of"),
@@ -553,7 +537,7 @@ def test_other_shares_are_refused(share: object) -> None:
 
 def test_the_operator_sees_what_was_clipped_and_no_value() -> None:
     records = records_of(1200)
-    assert records.summary() == "1,200 records\nage: 25.0 % clipped into the range"
+    assert records.summary() == "1,200 records\nage: 25.0% clipped into the range"
     assert "1199" not in repr(records)
 
 
@@ -584,9 +568,9 @@ def test_no_accident_of_a_table_escapes(tmp_path: Path) -> None:
         except ValueError as error:
             refused += 1
             message = str(error)
-            assert message.startswith(f"{tmp_path / 'records.csv'}: "), message
+            assert message.startswith(f"{tmp_path / 'records.csv'}"), message
             assert "\n" not in message and len(message) < 400, message
-            words = ("is no number", "is no class", "is no flag", "is a missing value")
+            words = ("is no number", "is no category", "is no flag")
             cell = any(word in message for word in words)
             assert not cell or ("line " in message and "column '" in message), message
         else:
