@@ -1,7 +1,8 @@
 """Records of three made-up hospitals: python examples/hospitals/generate.py FOLDER
 
 For each hospital it writes a folder with records.csv, in the hospital's own words and dialect, and
-data.toml, which says how to read them by schema.toml. Nobody's data are in them.
+data.toml, which says how to read them by schema.toml. Nobody's data are in them. With --sites there
+are up to nine, in the words of these three.
 """
 
 import argparse
@@ -69,7 +70,10 @@ readmitted = { no = "no", "sì" = "yes" }
 """,
 }
 """What a hospital's file of settings says of its records."""
-COUNTS = {"lyon": 420, "geneva": 380, "turin": 400}
+COUNTS = {
+    "lyon": 420, "geneva": 380, "turin": 400,
+    "nantes": 390, "basel": 410, "parma": 370, "dijon": 430, "bern": 360, "siena": 440,
+}  # fmt: skip
 RATES = {"lyon": -1.5, "geneva": -0.5, "turin": 0.5}
 """Logits of the label at the middle of all ranges: hospitals readmit unequally."""
 WARDS = ["medicine", "surgery", "cardiology", "neurology"]
@@ -101,13 +105,16 @@ def written(value, words, dialect):
     return str(value).replace(".", dialect.get("decimal", "."))
 
 
-def main(folder):
-    for number, (name, text) in enumerate(HOSPITALS.items()):
+def main(folder, sites=3):
+    for number, name in enumerate(list(COUNTS)[:sites]):
+        # Whose words and rates it has.
+        country = list(HOSPITALS)[number % 3]
+        text = HOSPITALS[country]
         place = Path(folder) / name
         place.mkdir(parents=True, exist_ok=True)
         (place / "data.toml").write_text(text, encoding="utf-8")
         dialect = tomllib.loads(text)
-        columns = records(COUNTS[name], RATES[name], np.random.default_rng([40, number]))
+        columns = records(COUNTS[name], RATES[country], np.random.default_rng([40, number]))
         table = [["id", *(dialect["names"].get(column, column) for column in columns)]]
         # The hospital's word for the schema's.
         words = {
@@ -120,8 +127,8 @@ def main(folder):
                 [row, *(written(value, words[column], dialect) for column, value in cells)]
             )
         # One of them writes as spreadsheets on Windows do.
-        quoting = csv.QUOTE_ALL if name == "geneva" else csv.QUOTE_MINIMAL
-        encoding = "utf-8-sig" if name == "geneva" else dialect["encoding"]
+        quoting = csv.QUOTE_ALL if country == "geneva" else csv.QUOTE_MINIMAL
+        encoding = "utf-8-sig" if country == "geneva" else dialect["encoding"]
         with open(place / dialect["file"], "w", encoding=encoding, newline="") as file:
             delimiter = dialect.get("delimiter", ",")
             csv.writer(file, delimiter=delimiter, quoting=quoting).writerows(table)
@@ -131,4 +138,6 @@ def main(folder):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    main(parser.parse_args().folder)
+    parser.add_argument("--sites", type=int, default=3, help="3 to 9")
+    arguments = parser.parse_args()
+    main(arguments.folder, arguments.sites)
