@@ -162,11 +162,14 @@ def _end(member: Site, last: dict[str, float]) -> int:
     return 0
 
 
-def status_command(folder: tyro.conf.Positional[Path]) -> int:
+def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> int:
     """Print what a site is doing: its round, its neighbours, waits, and what it has spent.
+
+    It ends with status 1 where a site that is not done has written nothing for a while.
 
     Args:
         folder: Of its run.
+        stale: Seconds; more than a round takes.
     """
     path = folder / "status.json"
     with _files.reading(path, "name the folder of a site that has been started"):
@@ -175,9 +178,13 @@ def status_command(folder: tyro.conf.Positional[Path]) -> int:
         print(f"messages sent: {status['sent']} of {status['rounds']}; {status['caption']}")
         for peer, state in sorted(status["peers"].items()):
             print(f"  {peer}: " + ", ".join(f"{key} {value}" for key, value in state.items()))
-        print(f"written {time.time() - status['time']:.0f} s ago")
+        age = time.time() - status["time"]
+        print(f"written {age:.0f} s ago")
     lines = Audit.check(folder / Audit.name)
     print(f"audit: {_validate.counted(lines, 'line')}, each with the digest of the one before")
+    if age > stale and status["doing"] != "is done":
+        print("the site has stopped, or a round takes longer: see its log")
+        return 1
     return 0
 
 

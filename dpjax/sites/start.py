@@ -37,6 +37,10 @@ _KEYS = frozenset(
     + ("neighbours", "data", "held_out", "waits", "limits", "renewals", "home", "certificates")
     + ("seed", "average_rounds")
 )
+_SECTIONS = {
+    section: frozenset(field.name for field in dataclasses.fields(kind))
+    for section, kind in (("waits", Waits), ("limits", ChannelLimits))
+}
 _HEADROOM = 2**16
 """Bytes of a message beside its numbers."""
 
@@ -98,6 +102,13 @@ def site(
     """
     values = settings if isinstance(settings, Mapping) else settings_of(settings)
     check_keys("", values, _KEYS)
+    for name, keys in _SECTIONS.items():
+        if not isinstance(values.get(name, {}), Mapping):
+            raise _validate.refusal(name, values[name], f"give a section of {', '.join(keys)}")
+        check_keys(f"[{name}] ", values.get(name, {}), keys)
+    for name in ("departed", "renewals", "certificates"):
+        # The letters of a text are no names, and nobody would be refused.
+        _validate.entries(name, values.get(name, ()))
     home = Path(values.get("home", "."))
     for name in ("name", "certificate", "key", "authority", "folder"):
         if not isinstance(values.get(name), str | os.PathLike):

@@ -103,6 +103,9 @@ def test_sites_of_a_plan_train_over_real_channels(files: dict, tmp_path: Path) -
         ({"certificates": []}, "roster is {}; give the keys of two sites"),
         ({"name": "paris"}, "paris"),
         ({"waits": {"late": -1.0}}, "late is -1.0"),
+        ({"waits": {"lingr": 1.0}}, r"\[waits\] lingr is unknown; did you mean linger"),
+        ({"limits": 7}, "limits is 7; give a section of "),
+        ({"departed": "nice"}, r"departed is 'nice'; give a list, \['nice'\]"),
         ({"secret": "nowhere"}, "nowhere does not exist"),
     ],
 )
