@@ -236,7 +236,8 @@ class SiteRounds:
     def _together(self, received: Mapping[int, Message]) -> Message:
         """Messages of all senders as one tree, leaves [1, senders, ...]."""
         messages = [received[sender] for sender in self.senders]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *messages)
+        # On the host, where they arrive: a transfer each would take as long as the round.
+        return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *messages)
 
     def _instance(self, done: int) -> round_.Instance:
         """The arguments of a round's programs, its normals among them."""
