@@ -20,10 +20,10 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Bool, Float
 
 from dpjax import _validate
-from dpjax._numerics import WordPair, double_precision
+from dpjax._numerics import WordPair, Words, double_precision
 from dpjax.accounting import finite
 from dpjax.encoding.stream import Stream
 from dpjax.secagg.primitives import KEY_BYTES, agreed, derived
@@ -117,13 +117,12 @@ class SiteNoise:
         processor = jax.local_devices(backend="cpu")[0]
         with double_precision(), jax.default_device(processor):
             words = self._words("normals", address)
-            signed = variates.signed_probabilities(*words)
-            is_rare = abs(signed) < finite.SAMPLER.finer
+            values, is_rare = _drawn(*words)
             if bool(is_rare.any()):
                 finer = self._words("finer normals", address)
-                refined = variates.signed_probabilities(*words, finer)
-                signed = jnp.where(is_rare, refined, signed)
-            return np.asarray(variates.quantile(signed))
+                refined = variates.quantile(variates.signed_probabilities(*words, finer))
+                values = jnp.where(is_rare, refined, values)
+            return np.asarray(values)
 
     def _words(self, purpose: str, address: tuple[int, ...]) -> WordPair:
         """The 64 bits of every number at an address, whose last parts are rows and entries."""
@@ -168,3 +167,10 @@ def _key_of(name: str, value: bytes) -> bytes:
     if not isinstance(value, bytes) or len(value) != KEY_BYTES:
         raise ValueError(f"{name} is no {KEY_BYTES} bytes; give bytes of that length")
     return value
+
+
+@jax.jit
+def _drawn(high: Words, low: Words) -> tuple[Float[Array, "..."], Bool[Array, "..."]]:
+    """The normals of words, and which of them are to be refined."""
+    signed = variates.signed_probabilities(high, low)
+    return variates.quantile(signed), abs(signed) < finite.SAMPLER.finer

@@ -109,6 +109,8 @@ def test_no_two_addresses_share_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     # Keys alone matter here; all numbers seem rare, so that draws take both purposes.
     monkeypatch.setattr(noise.variates, "signed_probabilities", lambda *words: words[0] * 0.0)
     monkeypatch.setattr(noise.variates, "quantile", lambda signed: signed)
+    # Not traced before.
+    monkeypatch.setattr(noise, "_drawn", noise._drawn.__wrapped__)
     holders = ("Lyon", "Lyo", "Paris")
     secrets = (SECRET, bytes(31) + b"1")
     objects = itertools.product(secrets, (RUN, OTHER_RUN), holders, (0, 1))
@@ -158,13 +160,13 @@ def test_refined_are_all_numbers_below_the_bound_and_no_others(
 
 
 def test_other_compilations_agree_within_what_is_accounted() -> None:
-    eager = made().normals(round=0, group=0, rows=1, entries=20_000)
+    drawn = made().normals(round=0, group=0, rows=1, entries=20_000)
     words = made()._words("normals", (0, 0, 0, 1, 20_000))
     with double_precision():
-        fused = jax.jit(lambda *pair: variates.quantile(variates.signed_probabilities(*pair)))
-        compiled = np.asarray(fused(*words))
-    error = np.abs(compiled - eager) / (1 + np.abs(eager))
-    assert error.max() <= noise.finite.SAMPLER.error
+        eager = np.asarray(variates.quantile(variates.signed_probabilities(*words)))
+    error = np.abs(drawn - eager) / (1 + np.abs(eager))
+    # Two compilations, or this would compare one with itself.
+    assert 0 < error.max() <= noise.finite.SAMPLER.error
 
 
 @pytest.mark.parametrize(
