@@ -316,9 +316,10 @@ def test_what_sites_cannot_run_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_tracking_runs_at_sites(tmp_path: Path) -> None:
-    sites = written(tmp_path, **SCHEDULED | TRACKING)
-    assert Project.load(tmp_path / "plan.json").digest == sites.digest
+def test_tracking_shows_models_that_nothing_bounds(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="method Tracking, whose payload nothing bounds"):
+        written(tmp_path, **SCHEDULED | TRACKING)
+    assert not list(tmp_path.iterdir())
 
 
 def test_project_is_not_written_over(tmp_path: Path) -> None:

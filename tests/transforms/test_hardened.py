@@ -192,8 +192,19 @@ def test_grids_are_powers_of_two():
 
 
 def test_grid_is_for_all_agents():
-    with pytest.raises(ValueError, match=r"rows is \(1,\) with a grid, .* give one"):
-        noise.correlated(np.ones(1), key=KEY, rounds=5, grid=0.5, rows=(1,))
+    add = noise.correlated(np.ones(1), key=KEY, rounds=5, grid=0.5, rows=(1,))
+    payload = np.ones((1, 3), np.float32)
+    with pytest.raises(ValueError, match=r"rows is \(1,\) with a grid, which needs normals"):
+        add.update(payload, add.init(payload))
+
+
+def test_normals_of_a_driver_have_the_shape_that_a_round_needs():
+    payload = np.ones((1, 3), np.float32)
+    for shape in ((1, 1, 4), (1, 2, 3), (3,)):
+        normals = [jnp.zeros(shape)]
+        add = noise.correlated(np.ones(1), key=KEY, rounds=5, grid=0.5, rows=(1,), normals=normals)
+        with pytest.raises(ValueError, match=r"normals has shape .*; give \[rounds, 1, 3\]"):
+            add.update(payload, add.init(payload))
 
 
 # The attack on last bits. Everybody has the gradient g or g'; the attacker sees models before and
