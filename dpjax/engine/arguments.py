@@ -138,7 +138,6 @@ def _check_counts(plans: Plans, problem: Problem, agents: Sequence[int] | None) 
     counts = problem.partition.counts
     names = problem.partition.names
     for plan in plans:
-        planned_counts = plan.counts
         members = list(range(plan.agents))
         if agents is not None:
             of_some = _validate.agents("agents", agents, maximum=plan.agents - 1)
@@ -152,12 +151,11 @@ def _check_counts(plans: Plans, problem: Problem, agents: Sequence[int] | None) 
                 "partition the data over the network's agents"
             )
         # Rates and divisors follow from the counts that the plan was made for.
-        if planned_counts is not None and not np.array_equal(planned_counts[members], counts):
-            planned = _validate.shown(planned_counts[members].tolist())
-            actual = _validate.shown(counts.tolist())
+        planned = counts if plan.counts is None else plan.counts[members]
+        if not np.array_equal(planned, counts):
             raise ValueError(
-                f"the plan is for {planned} records of the agents, the problem has {actual}; make "
-                "it with counts=shards.counts"
+                f"the plan is for {_validate.shown(planned.tolist())} records of the agents, the "
+                f"problem has {_validate.shown(counts.tolist())}; make it with counts=shards.counts"
             )
     if problem.partition.origin == "private" and plans[0].config.release:
         raise ValueError(

@@ -108,7 +108,9 @@ class SiteRounds:
         self.senders = self._part.senders[0]
         statics = self._part.statics
         payload = jax.eval_shape(statics.method.payload, self._part.first.models)
-        self._sizes = noise_.group_sizes(payload)
+        paths = jax.tree.leaves_with_path(payload)
+        groups = noise_.draw_groups(paths, 1, "this site", np.float64)
+        self._sizes = tuple(group.entries for group in groups)
         strategy = plan.strategy
         self._route = None if strategy is None else rounds_.route(strategy, self.rounds)
         self._given: _Normals = ()

@@ -170,7 +170,7 @@ def correlated(
     def grouped(paths: _Paths) -> list[_Group]:
         # A release computes all leaves in float64, in which it is rounded to the grid.
         wide = np.float64 if released else None
-        return _groups(paths, n, f"the n={n} agents of the factor", wide)
+        return draw_groups(paths, n, f"the n={n} agents of the factor", wide)
 
     def start(params: Params) -> _Past:
         packed = grouped(tree_leaves_with_path(params))
@@ -280,7 +280,7 @@ def scheduled(
         n = next((len(leaf) for leaf in leaves if jnp.ndim(leaf)), 0)
         # Past the last round it is NaN, and not the last scale.
         scale = jnp.take(jnp.asarray(scales), state.round, mode="fill", fill_value=jnp.nan)
-        for index, group in enumerate(_groups(paths, n, f"the n={n} agents of the first leaf")):
+        for index, group in enumerate(draw_groups(paths, n, f"the n={n} agents of the first leaf")):
             key = _draw_key(state.key, state.round, index)
             drawn = draw(key, (n, group.entries), group.dtype, rows)
             noise = _scaled(scale.astype(group.dtype), drawn, state.round)
@@ -761,7 +761,7 @@ class _Group(NamedTuple):
         return sum(self.sizes)
 
 
-def _groups(paths: _Paths, n: int, expected: str, wide: Any = None) -> list[_Group]:
+def draw_groups(paths: _Paths, n: int, expected: str, wide: Any = None) -> list[_Group]:
     """Pack leaves into draws.
 
     Args:
@@ -788,18 +788,6 @@ def _groups(paths: _Paths, n: int, expected: str, wide: Any = None) -> list[_Gro
         group.leaves.append(position)
         group.sizes.append(size)
     return packed
-
-
-def group_sizes(payload: Updates) -> tuple[int, ...]:
-    """Entries of an agent in each group of leaves that share a draw of a release.
-
-    Args:
-        payload: Leaves [n, ...], or their shapes.
-    """
-    paths = tree_leaves_with_path(payload)
-    agents = len(paths[0][1])
-    packed = _groups(paths, agents, "the agents of the first leaf", np.float64)
-    return tuple(group.entries for group in packed)
 
 
 def _add_to_leaves(
