@@ -832,12 +832,14 @@ class Site:
         for other in self._neighbours.values():
             other.backlog.append(content)
         self._flush()
-        self._doubt = (
+        fault = (
             f"{first.sender} sent two messages in round {first.round}: its folder was copied or "
-            f"restored, and its records are not protected as stated. {self._folder.path / name} "
-            "has both signatures. Go on without it"
+            "restored, and its records are not protected as stated"
         )
-        raise Refused(self._doubt)
+        place = self._folder.path / name
+        self._doubt = f"{fault}. {place} has both signatures. Go on without it"
+        # Paths of this machine are nothing to others.
+        raise Refused(fault)
 
     # The hello, in the channel's threads.
 
