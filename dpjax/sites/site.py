@@ -587,6 +587,8 @@ class Site:
             if time.monotonic() > late:
                 late = time.monotonic() + self.waits.late
                 _log.warning("round %d waits for %s", self._round, "; ".join(missing()))
+        # A neighbour would wait for the last receipt until this site has computed its next round.
+        self._flush()
 
     def _tell(self, missing: Callable[[], list[str]], doing: str = "waits for ") -> None:
         """Write what the site is doing, once a second."""
