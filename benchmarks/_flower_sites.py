@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-APP = '''
+APP = """
 import json
 import time
 from pathlib import Path
@@ -59,7 +59,7 @@ def loopback():
         if device.strip() == "lo":
             return int(numbers.split()[8])
     return 0
-'''
+"""
 PROJECT = """
 [build-system]
 requires = ["hatchling"]
@@ -112,7 +112,9 @@ def certificates(folder: Path) -> tuple[Path, Path, Path]:
     paths = folder / "root.pem", folder / "own.pem", folder / "own.key"
     form = serialization.PrivateFormat.TraditionalOpenSSL
     private = key.private_bytes(pem, form, serialization.NoEncryption())
-    for path, data in zip(paths, (root.public_bytes(pem), own.public_bytes(pem), private)):
+    for path, data in zip(
+        paths, (root.public_bytes(pem), own.public_bytes(pem), private), strict=True
+    ):
         path.write_bytes(data)
     return paths
 
@@ -162,9 +164,7 @@ def main() -> None:
         processes.append(started([*node, "--port", port], environment, log))
     try:
         command = ["flwr", "run", folder / "app", "here", "--stream"]
-        subprocess.run(
-            list(map(str, command)), env=environment, stdout=log, stderr=log, check=True
-        )
+        subprocess.run(list(map(str, command)), env=environment, stdout=log, stderr=log, check=True)
     finally:
         # Each has children in its group.
         for process in processes:
@@ -176,7 +176,8 @@ def main() -> None:
     times = [when for when, _ in ended[1:]]
     steps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
     carried = (ended[-1][1] - ended[1][1]) / len(steps)
-    print(json.dumps({"seconds": statistics.median(steps), "processor": None, "bytes": carried, "rounds": rounds}))
+    row = {"seconds": statistics.median(steps), "processor": None, "bytes": carried}
+    print(json.dumps(row | {"rounds": rounds}))
 
 
 def started(words: list[object], environment: dict[str, str], log: object) -> subprocess.Popen:

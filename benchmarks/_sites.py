@@ -1,9 +1,10 @@
 """One process of `bench_sites`: a site over gRPC, or the same exchange over plain sockets.
 
-Words: the folder of the project, the site's number, and what runs: "sites" is `dp.site` with TLS,
-signatures and fsync; "sockets" sends and receives as many bytes on the same links, and acknowledges
-them, without computing; "computing" puts the site's own rounds between. Prints as JSON when each
-round ended, and the processor's seconds and loopback's bytes after the first round and the last.
+Words: the folder of the project, the site's number, and what runs. "sites" is `dp.site` with TLS,
+signatures and fsync. "sockets" sends and receives as many bytes on the same links, and acknowledges
+them, without computing. "computing" puts the site's own rounds between, and "alone" has no network.
+Prints as JSON when each round ended, and the processor's seconds and loopback's bytes after the
+first round and the last.
 """
 
 import json
@@ -13,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,41 +108,61 @@ def of_sockets(folder: Path, number: int) -> Iterator[Any]:
         yield None
 
 
-def of_computing(folder: Path, number: int) -> Iterator[Any]:
-    """Rounds of a site without disk, signatures and TLS."""
-    import jax
+class Computing:
+    """A site's own rounds, without disk, signatures and TLS."""
 
-    from dpjax.sites.compute import SiteRounds
-    from dpjax.sites.noise import SiteNoise
-    from dpjax.sites.project import Project
-    from dpjax.sites.start import _problem
+    def __init__(self, folder: Path, number: int) -> None:
+        from dpjax.sites.compute import SiteRounds
+        from dpjax.sites.noise import SiteNoise
+        from dpjax.sites.project import Project
+        from dpjax.sites.start import _problem
 
-    home = folder / names(number + 1)[-1]
-    values = json.loads((home / "site.json").read_text(encoding="utf-8"))
-    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-    project = Project.load(values["plan"])
-    problem = _problem(project, values["name"], values["data"], values)
-    rounds = SiteRounds(project.plan, problem, number, [1], seed=project.seed)
-    noise = SiteNoise(secrets.token_bytes(32), run=secrets.token_bytes(32), holder=values["name"])
-    rounds.begin([noise])
-    state = rounds.init()
-    links = Links(number, about["ports"])
-    leaves, structure = jax.tree.flatten(rounds.message)
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    for _ in range(rounds.rounds):
-        sent = rounds.outgoing(state)
-        numbers = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(sent.message)])
+        home = folder / names(number + 1)[-1]
+        values = json.loads((home / "site.json").read_text(encoding="utf-8"))
+        project = Project.load(values["plan"])
+        problem = _problem(project, values["name"], values["data"], values)
+        self.rounds = SiteRounds(project.plan, problem, number, [1], seed=project.seed)
+        secret, run = secrets.token_bytes(32), secrets.token_bytes(32)
+        self.rounds.begin([SiteNoise(secret, run=run, holder=values["name"])])
+        self.state = self.rounds.init()
+
+    def round(self, exchange: Callable[[bytes], dict[int, bytes]]) -> None:
+        """One round, with what carries messages."""
+        import jax
+
+        rounds = self.rounds
+        sent = rounds.outgoing(self.state)
+        leaves, structure = jax.tree.flatten(sent.message)
+        numbers = np.concatenate([np.ravel(leaf) for leaf in leaves])
+        ends = np.cumsum([leaf.size for leaf in leaves])
         received = {}
-        for sender, message in links.exchange(numbers.tobytes() + bytes(SIGNATURE)).items():
+        for sender, message in exchange(numbers.tobytes() + bytes(SIGNATURE)).items():
             parts = np.split(np.frombuffer(message[:-SIGNATURE], np.float32), ends[:-1])
             shaped = [part.reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
             received[sender] = jax.tree.unflatten(structure, shaped)
-        state = rounds.incoming(state, sent, received)
-        rounds.metrics(state)
+        self.state = rounds.incoming(self.state, sent, received)
+        rounds.metrics(self.state)
+
+
+def of_computing(folder: Path, number: int) -> Iterator[None]:
+    """Rounds of a site over plain sockets."""
+    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    computing = Computing(folder, number)
+    links = Links(number, about["ports"])
+    for _ in range(about["rounds"]):
+        computing.round(links.exchange)
         yield None
 
 
-KINDS = {"sites": of_sites, "sockets": of_sockets, "computing": of_computing}
+def alone(folder: Path, number: int) -> Iterator[None]:
+    """Two rounds of a site whose neighbours send what it sends: they fill JAX's cache."""
+    computing = Computing(folder, number)
+    for _ in range(2):
+        computing.round(lambda data: dict.fromkeys(computing.rounds.senders, data))
+        yield None
+
+
+KINDS = {"sites": of_sites, "sockets": of_sockets, "computing": of_computing, "alone": alone}
 
 
 def main() -> None:

@@ -88,6 +88,9 @@ _ROUNDS = "{rounds_per_second:rate}"
 _BASE_ROUNDS = "{base[rounds_per_second]:rate}"
 _GROWTH = "{plan_seconds:time} to plan, {first_seconds:time} for a first run, {peak:bytes} at most"
 _SHARED = "D-SGD, n = {agents:,}, d = {parameters:,}, T = {rounds:,}, batch {batch:,}"
+_SITES = "{agents} sites, complete graph, d = {parameters:,}"
+_A_ROUND = "{seconds:time}, {bytes:bytes}"
+_OF_BASE = "{base[seconds]:time}, {base[bytes]:bytes}"
 _TRAINING = "D-SGD, {case}, {agents} agents, runs side by side: {lanes}"
 
 SUITE = (
@@ -141,6 +144,23 @@ SUITE = (
             Line("peers", "federated averaging, {agents} clients, d = {parameters:,}", _BASE_ROUNDS,
                  f"Flower {{versions[flwr]}}, simulation: {_ROUNDS}", "times_dpjax",
                  {"algorithm": "flower"}, {"algorithm": "dpjax"}, ("agents",)),
+        ),
+    ),
+    Entry(
+        "sites", "sites", "bench_sites", "", "--sites 3 --rounds 5 --flower-rounds 3",
+        (
+            Line("peers", f"a round of real sites, {_SITES}", _OF_BASE,
+                 f"Flower {{versions[flwr]}}, a process a node, no computing: {_A_ROUND}",
+                 "times_sites", {"algorithm": "flower"}, {"algorithm": "sites"}, ("agents",)),
+            *(
+                Line("bounds", f"a round of real sites, {_SITES}", _A_ROUND, f"{name}: {_OF_BASE}",
+                     "time seconds", {"algorithm": "sites"}, {"algorithm": algorithm}, ("agents",))
+                for algorithm, name in (
+                    ("sockets", "as many bytes over plain sockets, no computing"),
+                    ("computing", "plain sockets and the same computing"),
+                    ("simulation", "the same plan in one process"),
+                )
+            ),
         ),
     ),
     Entry(

@@ -40,7 +40,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 import _sites
@@ -61,7 +60,7 @@ RECORDS = 80
 OWN = Path(__file__).resolve().parents[1] / ".venv-flower" / "bin" / "python"
 FLOWER = Path(__file__).with_name("_flower_sites.py")
 NODES = Path(_sites.__file__)
-LIMIT = 300.0
+LIMIT = 900.0
 
 
 def settings(sites: int, rounds: int) -> dict[str, Any]:
@@ -103,7 +102,8 @@ def prepare(folder: Path, sites: int, rounds: int) -> project.Project:
         x, y = records(number)
         np.savez(folder / name / "records.npz", x=x, y=y)
         # Of two sites the later one dials.
-        addresses = {other: f"localhost:{ports[place]}" for place, other in enumerate(names[:number])}
+        earlier = zip(names[:number], ports, strict=False)
+        addresses = {other: f"localhost:{port}" for other, port in earlier}
         values = {
             "name": name,
             "plan": str(folder / "plan.json"),
@@ -164,8 +164,12 @@ def apart() -> list[str]:
 
 def together(folder: Path, sites: int, kind: str) -> dict[str, Any]:
     """Run all processes of a kind at once."""
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    environment = {**os.environ, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
+    if kind != "sockets":
+        # One compiles for all.
+        words = [sys.executable, str(NODES), str(folder), "0", "alone"]
+        subprocess.run(words, env=environment, check=True, stdout=subprocess.DEVNULL)
     processes = []
     try:
         for number in range(sites):
@@ -267,7 +271,8 @@ def main(argv: list[str] | None = None) -> int:
             row[name] = statistics.median(values) if values else None
         if "sites" in turns:
             pairs = zip(results, turns["sites"], strict=True)
-            row["times_sites"] = statistics.median(one["seconds"] / ours["seconds"] for one, ours in pairs)
+            ratios = [result["seconds"] / sites["seconds"] for result, sites in pairs]
+            row["times_sites"] = statistics.median(ratios)
         row |= {"algorithm": kind, "agents": options.sites, "parameters": PARAMETERS}
         versions = {"flwr": version} if kind == "flower" else {}
         bench.row(**row, versions=versions, own_network=bool(prefix))
