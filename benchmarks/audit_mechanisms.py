@@ -89,6 +89,8 @@ DATA = PAGE.parent / "data"
 """Tables of the page, a file each."""
 FIGURE = ROOT / "docs" / "figures" / "audit.svg"
 RECORD = ROOT / "benchmarks" / "records" / "audit.jsonl.gz"
+SITES = RECORD.with_name("audit_sites.jsonl.gz")
+"""The record of `audit_sites`, which has a table of the page."""
 WORST = 1.02
 """Measured over stated above this, its interval included, is a finding."""
 
@@ -472,11 +474,11 @@ def _measured(outcome: Any, pair: list[Recorded], nodes: Any, seeds: range, test
         return _pure(pair)
     one, other = (seen(outcome, record, nodes, seeds) for record in pair)
     result = replay.measured(one, other)
-    tested = _separated(one, other) if test and np.isfinite(result.mu) else None
+    tested = separated(one, other) if test and np.isfinite(result.mu) else None
     return Found("mu", 0.0, *result, tested)
 
 
-def _separated(value: np.ndarray, other: np.ndarray) -> float:
+def separated(value: np.ndarray, other: np.ndarray) -> float:
     """A lower bound at 95 % on mu, from one event: the test is made on half of the seeds."""
     half = len(value) // 2
     d = (other - value).mean(axis=0)
@@ -992,8 +994,23 @@ def marked(rows: list[dict[str, Any]], command: str) -> dict[str, str]:
             ("fault", "measured / stated"),
             [(fault, _broken(by_fault[fault])) for fault in SHOWN],
         ),
+        "sites": _of_sites(records.read(SITES).to_dict("records")),
         "command": "```bash\n" + command.replace(" --output", " \\\n    --output") + "\n```",
     }
+
+
+def _of_sites(rows: list[dict[str, Any]]) -> str:
+    """What was measured of real sites, a line a design."""
+    header = ("noise", "sampler", "outsider", "95 % interval", "neighbour", "faults found")
+    lines = []
+    for (name, sampler), group in _grouped(rows, "noise", "sampler"):
+        outsider, neighbour = (item for item in group if not item["fault"])
+        faulty = [item for item in group if item["fault"]]
+        interval = f"{outsider['low']:.3f} to {outsider['high']:.3f}"
+        numbers = (f"{outsider['ratio']:.3f}", interval, f"{neighbour['ratio']:.3f}")
+        found = sum(item["flagged"] is True for item in faulty)
+        lines.append((_title(name), sampler, *numbers, f"{found} of {len(faulty)}"))
+    return _markdown(header, lines)
 
 
 def files(stored: list[dict[str, Any]], command: str, page: str) -> dict[Path, str]:
