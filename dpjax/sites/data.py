@@ -219,7 +219,7 @@ class Schema:
         _check_distinct("columns", [column.name for column in (*columns, label)])
         sizes = _validate.entries("shape", section.get("shape", [len(features)]))
         # Of arrays a column is all numbers.
-        if len(features) not in (1, *sizes[-1:]):
+        if len(features) > 1 and sizes != [len(features)]:
             raise _validate.refusal("shape", sizes, "give one column, of numbers, for arrays")
         shape = tuple(_validate.integer("shape", size) for size in sizes)
         return cls(tuple(columns), label, shape)

@@ -48,8 +48,7 @@ from dpjax.plans.settings import (
 from dpjax.protocols import Arrays
 from dpjax.sites.data import Schema
 from dpjax.sites.identity import Roster
-from dpjax.topology import graphs, nodes
-from dpjax.topology.mixing import Mixing, metropolis_hastings, uniform_neighbors
+from dpjax.topology.mixing import Mixing, metropolis_hastings
 
 __all__ = ["Project"]
 
@@ -60,7 +59,6 @@ _PAGE = Path(__file__).with_name("document.txt")
 _REQUIRED = ("rounds", "network", "model", "protect", "budget", "noise", "sampler", "optimizer")
 _DEFAULTS = {"seed": 0, "average_rounds": 0, "data": {}}
 _KEYS = {"protocol", "package", "settings", "roster", "schema", "arrays"}
-_WEIGHTS = {"metropolis": metropolis_hastings, "uniform": uniform_neighbors}
 # What a file may hold at most: limits of memory, not of plans.
 _MOST_SITES = 500
 _MOST = {"rounds": 100_000, "seed": 2**32 - 1, "average_rounds": 100_000}
@@ -77,7 +75,7 @@ class Project:
     same plan, model and schema, under the same names and keys.
 
     Attributes:
-        settings: Plain values, as `write` takes them; the network as a list of edges.
+        settings: Plain values, as `write` takes them.
         roster: The sites' names, in the plan's order, and their public keys.
         schema: What the columns of all sites' records mean.
         plan: Made from the settings and the stored noise, and audited.
@@ -90,9 +88,11 @@ class Project:
         average_rounds: How often sites average on after the last round, without noise.
 
     Example:
-        >>> from dpjax.sites.project import Project, differences
-        >>> differences({"plan": "a", "roster": "b"}, {"plan": "a"}), Project.__name__
-        (['roster'], 'Project')
+        >>> from dpjax.sites.project import Project
+        >>> Project.load("plan.json")
+        Traceback (most recent call last):
+            ...
+        FileNotFoundError: plan.json does not exist; name a file that does
     """
 
     settings: Section
@@ -136,7 +136,7 @@ class Project:
             # Three arrays [n, n] at most, and a strategy.
             entries = 4 * target.agents**2 + target.rounds**2
             data = _content(path.with_suffix(".npz"), min(2**16 + 8 * entries, _MOST_ARRAYS))
-            if hashlib.sha256(data).hexdigest() != content["arrays"]:
+            if _digest(data) != content["arrays"]:
                 raise ValueError("its arrays are damaged, or of another plan")
             plan = _stored_plan(target, _arrays(data))
             schema = Schema.of(content["schema"])
@@ -152,51 +152,17 @@ class Project:
                 settings["average_rounds"],
             )
 
-    def label(self, index: int) -> str:
-        """Return a site's name by its number in the plan, from 0."""
-        return self.names[index]
-
-    def neighbours(self, name: str) -> tuple[str, ...]:
-        """Return the sites that a site exchanges messages with.
-
-        Args:
-            name: The site's.
-
-        Raises:
-            ValueError: For a name that is not in the roster.
-        """
-        return tuple(map(self.label, self.plan.senders[self._number(name)]))
-
-    def group(self, name: str) -> tuple[str, ...]:
-        """Return the sites that share the secret of a site's noise with it, itself among them.
-
-        Args:
-            name: The site's.
-
-        Raises:
-            ValueError: For a name that is not in the roster.
-        """
-        number = self._number(name)
-        if self.plan.guarantee.secrets not in ("shared", "group"):
-            return (name,)
-        groups = calibration.groups(self.plan.factor)
-        return tuple(map(self.label, np.flatnonzero(groups == groups[number]).tolist()))
-
-    def _number(self, name: str) -> int:
-        return self.names.index(_validate.one_of("name", name, self.names))
-
     def terms(self) -> dict[str, str]:
         """Return what all sites compare, by item in words: a digest each."""
-        pairs = jax.tree_util.tree_leaves_with_path(self.shapes)
-        leaves = [f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}" for path, leaf in pairs]
+        leaves = jax.tree.leaves_with_path(self.shapes)
         return {
             "plan": self.digest,
             "roster": self.roster.digest,
             # Models of equal leaves may still compute another function.
-            "model": _digest(f"{self.module} {self.loss} {leaves}"),
+            "model": _digest(f"{self.module} {self.loss} {leaves}".encode()),
             "schema": self.schema.digest,
-            "package version": _digest(__version__),
-            "protocol version": _digest(f"{PROTOCOL}"),
+            "package version": _digest(__version__.encode()),
+            "protocol version": _digest(f"{PROTOCOL}".encode()),
         }
 
     def problem(
@@ -212,18 +178,12 @@ class Project:
             name: The site's.
 
         Raises:
-            ValueError: For records of another shape, labels that the loss does not take, fewer
-                records than a batch has, or another number than the plan says.
+            ValueError: For records of another shape, and labels that the loss does not take. A run
+                refuses another number of records than the plan says, and fewer than a batch has.
         """
-        number = self._number(name)
         if x.shape[1:] != self.schema.shape:
             raise _validate.refusal("shape of x", x.shape, f"the schema's is {self.schema.shape}")
-        own = np.array([len(x)])
-        counts = own if self.plan.counts is None else self.plan.counts[[number]]
-        if counts != own:
-            raise _validate.refusal("number of records", len(x), f"the plan has {counts[0]}")
-        self.plan.sampler.check(own, (name,))
-        shards = Partition(np.arange(len(x))[None], own, (name,))
+        shards = Partition(np.arange(len(x))[None], np.array([len(x)]), (name,))
         section = self.settings["model"]
         options = {key: section[key] for key in MODEL_OPTIONS - {"loss"} & section.keys()}
         data = (x, y), (x_test, y_test)
@@ -232,22 +192,22 @@ class Project:
 
     def document(self) -> str:
         """Return a page in Markdown for a data protection officer, made from the plan."""
-        plan = self.plan
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(self.shapes))
-        guarantee = _stated(plan)
-        lines = []
+        guarantee = _stated(self.plan)
+        rows = []
         for number, name in enumerate(self.names):
-            neighbours = self.neighbours(name)
+            senders = self.plan.senders[number]
             # Of pair keys each link has a secret of its two ends.
-            sharing = neighbours if guarantee.secrets == "links" else self.group(name)
-            others = ", ".join(other for other in sharing if other != name)
-            lines.append(f"| {number} | {name} | {', '.join(neighbours)} | {others or 'nobody'} |")
+            sharing = senders if guarantee.secrets == "links" else _group(self.plan, number)
+            neighbours = ", ".join(self.names[sender] for sender in senders)
+            others = ", ".join(self.names[other] for other in sharing if other != number)
+            rows.append(f"| {number} | {name} | {neighbours} | {others or 'nobody'} |")
+        payload = jax.eval_shape(self.plan.method.payload, self.shapes)
         return _PAGE.read_text(encoding="utf-8").format(
             project=self,
-            sites="\n".join(lines),
-            parameters=parameters,
-            numbers=parameters * _models_in_message(plan),
-            counts="does not tell" if plan.counts is None else "tells",
+            sites="\n".join(rows),
+            parameters=_size(self.shapes),
+            numbers=_size(payload),
+            counts="does not tell" if self.plan.counts is None else "tells",
             statement=guarantee.statement(),
             table=guarantee.protection(),
         )
@@ -258,10 +218,10 @@ def write(settings: Section, roster: Roster, schema: Section, path: _files.PathL
 
     Args:
         settings: As `dpjax train` takes them, without what is a site's own: the sections network
-            (``graph``, a file of edges, or ``edges``, pairs of names; ``mixing``), model, protect,
-            budget, noise (one), sampler, optimizer, method, and data (``counts`` by site, where
-            the sampler needs them); ``rounds``, ``seed`` and ``average_rounds``, which is how
-            often models are averaged after the last round.
+            (``edges``, pairs of names), model, protect, budget, noise (one), sampler, optimizer,
+            method, and data (``counts`` by site, where the sampler needs them); ``rounds``,
+            ``seed`` and ``average_rounds``, which is how often models are averaged after the last
+            round.
         roster: The sites, whose order becomes the plan's: where settings number agents, as for
             subgroups, they number the roster from 0.
         schema: As `dpjax.sites.data.Schema.of` takes it.
@@ -275,52 +235,41 @@ def write(settings: Section, roster: Roster, schema: Section, path: _files.PathL
             written.
     """
     path = Path(path)
-    check_sections(settings, _REQUIRED)
-    network = dict(settings["network"])
-    if "graph" in network:
-        graph = graphs.parse(network.pop("graph"))
-        labels = nodes.labels(graph)
-        network["edges"] = [[labels[node] for node in edge] for edge in graph.edges]
-    text = json.dumps({**_DEFAULTS, **settings, "network": network}, default=str)
-    settings = json.loads(text)
+    settings = json.loads(json.dumps({**_DEFAULTS, **settings}, default=str))
     target = _target(settings, roster)
     noise = _made_noise(target)
-    plan = _plan(target, noise)
+    _plan(target, noise)
     _model(settings["model"], Schema.of(schema))
     file = io.BytesIO()
-    np.savez(file, **_stored_arrays(plan, noise))
+    np.savez(file, **_stored_arrays(target, noise))
+    arrays = file.getvalue()
     content = {
         "protocol": PROTOCOL,
         "package": __version__,
         "settings": settings,
         "roster": roster.to_json(),
         "schema": schema,
-        "arrays": hashlib.sha256(file.getvalue()).hexdigest(),
+        "arrays": _digest(arrays),
     }
     with _files.writing("path", path):
-        _files.create(path.with_suffix(".npz"), file.getvalue())
+        _files.create(path.with_suffix(".npz"), arrays)
         _files.create(path, _sealed(content).encode())
     return Project.load(path)
 
 
-def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """Return the names of the terms in which two sites differ.
-
-    Args:
-        mine: From `Project.terms`.
-        theirs: Those of another site.
-    """
-    return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+def _size(tree: Any) -> int:
+    """How many numbers a tree has."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _sealed(content: Section) -> str:
     """The text of a plan file, with the digest of all else in it."""
     text = json.dumps(content, indent=1, allow_nan=False)
-    return json.dumps({**content, "digest": _digest(text)}, indent=1) + "\n"
+    return json.dumps({**content, "digest": _digest(text.encode())}, indent=1) + "\n"
 
 
 def _content(path: Path, most: int) -> bytes:
@@ -352,32 +301,24 @@ def _target(settings: Section, roster: Roster) -> Target:
     parts = config_parts(settings, names)
     designs = parts.pop("noise")
     terms = compatibility.noise(designs[0] if designs else None)
-    sampler = parts["sampler"]
-    of_models = compatibility.method(parts["method"]).payload != "dsgd"
     rules = {
         f"roster has more than {_MOST_SITES} sites; leave some out": len(names) > _MOST_SITES,
         "[[noise]] is not one design; give one, as sites send nothing without noise": (
             len(designs) != 1 or None in designs
         ),
-        "[sampler] has secret batches, which hide nothing from sites; give Full or Random": (
-            sampler.amplification(None) is not None
-        ),
-        "[protect] gradients is 'view', which training of several sites breaks; leave it out": (
-            parts["protect"].gradients != "any"
-        ),
         "[[noise]] is Laplace's, which no site hardens; give a Gaussian design": (
             terms.loss == "pure"
         ),
         "average_rounds is for last models that messages show; leave it out, or give DSGD": (
-            settings["average_rounds"] > 0 and of_models
+            settings["average_rounds"] > 0
+            and compatibility.method(parts["method"]).payload != "dsgd"
         ),
     }
     _validate.refuse(rules)
-    data = settings["data"]
-    check_keys("[data] ", data, {"counts"})
-    counts = data.get("counts") or {}
-    needed = set(names) if sampler.needs_counts else set()
-    if not isinstance(counts, Mapping) or counts.keys() != needed:
+    check_keys("[data] ", settings["data"], {"counts"})
+    counts = settings["data"].get("counts", {})
+    needed = names if parts["sampler"].needs_counts else ()
+    if not isinstance(counts, Mapping) or counts.keys() != {*needed}:
         remedy = "give the number of records of each site by name for Full, and none for others"
         raise _validate.refusal("[data] counts", counts, remedy)
     # One process may not release noise of several holders, which sites draw each for itself.
@@ -386,21 +327,20 @@ def _target(settings: Section, roster: Roster) -> Target:
     (design,) = designs
     with naming(part_titles(parts, {"noise": design})):
         config = Config(noise=design, **parts)
-        numbers: Any = [counts[name] for name in names] if counts else None
-        return Target(config, matrix, numbers)
+        numbers: Any = [counts[name] for name in needed]
+        return Target(config, matrix, numbers or None)
 
 
-def _mixing(names: tuple[str, ...], edges: Any, mixing: str = "metropolis") -> Mixing:
+def _mixing(names: tuple[str, ...], edges: Any) -> Mixing:
     """The mixing matrix of edges, in the order of the roster."""
-    pairs = [_validate.entries("edges", edge) for edge in _validate.entries("edges", edges)]
-    ends = {str(end) for pair in pairs for end in pair}
-    if ends != set(names) or any(len(pair) != 2 or pair[0] == pair[1] for pair in pairs):
-        remedy = f"give pairs of sites, with each of {[*names]} in one or more"
-        raise _validate.refusal("edges", edges, remedy)
     graph = nx.Graph()
     graph.add_nodes_from(names)
-    graph.add_edges_from(pairs)
-    return _WEIGHTS[_validate.one_of("mixing", mixing, _WEIGHTS)](graph)
+    for edge in _validate.entries("edges", edges):
+        ends = _validate.entries("edges", edge)
+        if len(ends) != 2 or not all(end in names for end in ends):
+            raise _validate.refusal("edges", edge, f"give pairs of {[*names]}")
+        graph.add_edge(*ends)
+    return metropolis_hastings(graph)
 
 
 def _plan(target: Target, noise: Calibrated) -> Plan:
@@ -423,6 +363,14 @@ def _stated(plan: Plan) -> Guarantee:
     return plan.guarantee.replace(release=True, sites=True)
 
 
+def _group(plan: Plan, number: int) -> list[int]:
+    """The sites that share the secret of a site's noise with it, itself among them."""
+    if plan.guarantee.secrets not in ("shared", "group"):
+        return [number]
+    groups = calibration.groups(plan.factor)
+    return np.flatnonzero(groups == groups[number]).tolist()
+
+
 def _made_noise(target: Target) -> Calibrated:
     """The noise, made for a budget whose reserve stays for finite precision."""
     config = target.config
@@ -434,12 +382,10 @@ def _made_noise(target: Target) -> Calibrated:
     return noise
 
 
-def _stored_arrays(plan: Plan, noise: Calibrated) -> dict[str, Any]:
+def _stored_arrays(target: Target, noise: Calibrated) -> dict[str, Any]:
     """What a file holds of a plan."""
-    arrays = {"mixing": plan.mixing, **noise.arrays}
-    if noise.strategy is not None:
-        arrays["strategy"] = noise.strategy
-    return arrays
+    arrays = {"mixing": target.mixing, "strategy": noise.strategy, **noise.arrays}
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _stored_plan(target: Target, arrays: Arrays) -> Plan:
@@ -456,19 +402,16 @@ def _stored_plan(target: Target, arrays: Arrays) -> Plan:
         noise = Factored(arrays["factor"], arrays.get("strategy"), None)  # type: ignore[arg-type]
     else:
         noise = _made_noise(target)
-    plan = _plan(target, noise)
-    made = _stored_arrays(plan, noise)
+    made = _stored_arrays(target, noise)
     for name in made.keys() | arrays:
         if not np.array_equal(made.get(name, ()), arrays.get(name, ())):
             raise ValueError(f"its array {name} is not what the plan makes here, to the bit")
-    return plan
+    return _plan(target, noise)
 
 
 def _model(section: Section, schema: Schema) -> tuple[nn.Module, Any, str]:
     """The model, the shapes of its leaves, its loss's name; the schema says how many classes."""
-    fields = dict(section)
-    for name in MODEL_OPTIONS & fields.keys():
-        del fields[name]
+    fields = {key: value for key, value in section.items() if key not in MODEL_OPTIONS}
     kind = MODELS[_validate.one_of("[model] name", fields.pop("name", "MLP"), MODELS)]
     loss = section.get("loss", "cross_entropy")
     with naming({"loss": "[model] loss"}):
@@ -479,11 +422,3 @@ def _model(section: Section, schema: Schema) -> tuple[nn.Module, Any, str]:
     module = constructed("model", kind, fields)
     record = jax.ShapeDtypeStruct((1, *schema.shape), "float32")
     return module, jax.eval_shape(module.init, jax.random.key(0), record), loss
-
-
-def _models_in_message(plan: Plan) -> int:
-    """How many arrays of a model's size a message has: as many as noise is added to."""
-    sensitivity = plan.method.sensitivity
-    if sensitivity is None:
-        return 1
-    return np.shape(sensitivity(float, np.ones(1), 1.0, plan.target.dense))[-1]

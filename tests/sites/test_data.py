@@ -451,7 +451,7 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
         read({"file": "records.npz"}, SCHEMA, tmp_path)
     with pytest.raises(ValueError, match="archive: decimal is unknown"):
         read({"file": "records.npz", "decimal": ","}, SCHEMA, tmp_path)
-    with pytest.raises(ValueError, match="'x' is no number|records of shape"):
+    with pytest.raises(ValueError, match="give records of shape"):
         read_text(tmp_path, "x,y\n1,1\n", Schema.of(PIXELS))
 
 

@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import io
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from dpjax import _validate
+from dpjax.engine.round import part
 from dpjax.plans import calibration
 from dpjax.plans.plan import Plan, make
 from dpjax.sites import project
@@ -158,45 +160,32 @@ def test_other_noise_is_made_again_and_compared(changes: dict[str, Any], tmp_pat
 
 def test_sites_are_in_roster_s_order(tmp_path: Path) -> None:
     sites = written(tmp_path)
-    assert sites.names == NAMES and sites.label(1) == "lyon"
-    assert sites.neighbours("lyon") == ("turin", "geneva")
-    assert sites.neighbours("turin") == ("lyon",)
+    assert sites.names == NAMES
+    assert sites.plan.senders == ((1,), (0, 2), (1,))
     assert sites.plan.guarantee.per_agent_epsilon == (4.0, 3.0, 2.0)
     assert (sites.seed, sites.average_rounds) == (3, 2)
-    with pytest.raises(ValueError, match="name is 'paris'; choose one of turin, lyon, geneva"):
-        sites.neighbours("paris")
-
-
-def test_network_may_be_file_of_edges(tmp_path: Path) -> None:
-    edges = tmp_path / "edges.txt"
-    edges.write_text("lyon geneva\nlyon turin\n")
-    sites = written(tmp_path, network={"graph": str(edges), "mixing": "uniform"})
-    assert sites.settings["network"]["mixing"] == "uniform"
-    assert sorted(map(sorted, sites.settings["network"]["edges"])) == [
-        ["geneva", "lyon"],
-        ["lyon", "turin"],
-    ]
-    np.testing.assert_allclose(sites.plan.mixing, [[0.5, 0.5, 0], [1 / 3] * 3, [0, 0.5, 0.5]])
-    assert str(edges) not in (tmp_path / "plan.json").read_text()
 
 
 @pytest.mark.parametrize(
     ("changes", "groups"),
     [
-        ({}, ["turin", "lyon", "geneva"]),
-        (EVEN | {"noise": [{"name": "Whisper"}]}, ["turin lyon geneva"] * 3),
+        ({}, ["nobody"] * 3),
+        (
+            EVEN | {"noise": [{"name": "Whisper"}]},
+            ["lyon, geneva", "turin, geneva", "turin, lyon"],
+        ),
         (
             EVEN | {"noise": [{"name": "Whisper", "subgroups": [[0, 1], [2]]}]},
-            ["turin lyon", "turin lyon", "geneva"],
+            ["lyon", "turin", "nobody"],
         ),
-        (EVEN | NODE | {"noise": [{"name": "PairKeys"}]}, ["turin", "lyon", "geneva"]),
+        (EVEN | NODE | {"noise": [{"name": "PairKeys"}]}, ["lyon", "turin, geneva", "lyon"]),
     ],
 )
 def test_groups_are_sites_that_share_secret(
     changes: dict[str, Any], groups: list[str], tmp_path: Path
 ) -> None:
-    sites = written(tmp_path, **changes)
-    assert [" ".join(sites.group(name)) for name in NAMES] == groups
+    rows = re.findall(r"\| \d \| .* \| .* \| (.*) \|", written(tmp_path, **changes).document())
+    assert rows == groups
 
 
 def test_counts_are_for_samplers_that_need_them(tmp_path: Path) -> None:
@@ -206,9 +195,10 @@ def test_counts_are_for_samplers_that_need_them(tmp_path: Path) -> None:
     assert sites.plan.counts.tolist() == [5, 6, 4]
     x, y = np.ones((5, 3), np.float32), np.array([0, 1, 2, 0, 1])
     assert sites.problem(x, y, x, y, "turin").agents == 1
-    for name, number in (("geneva", 4), ("lyon", 6)):
-        with pytest.raises(ValueError, match=f"number of records is 5; the plan has {number}"):
-            sites.problem(x, y, x, y, name)
+    for number, count in ((2, 4), (1, 6)):
+        task = sites.problem(x, y, x, y, NAMES[number])
+        with pytest.raises(ValueError, match=rf"\[5\].*\[{count}\]|\[{count}\].*\[5\]"):
+            part(sites.plan, task, 0, [number])
 
 
 def test_problem_is_of_one_site(tmp_path: Path) -> None:
@@ -226,7 +216,7 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="y reaches class 3, the model has 3 outputs"):
         sites.problem(x, y + 1, x, y, "lyon")
     with pytest.raises(ValueError, match="lyon"):
-        sites.problem(x[:1], y[:1], x, y, "lyon")
+        part(sites.plan, sites.problem(x[:1], y[:1], x, y, "lyon"), 0, [1])
 
 
 @pytest.mark.parametrize(
@@ -242,10 +232,22 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
         ({"budget": None}, r"\[budget\] is missing"),
         ({"release": False}, "release is unknown"),
         (
-            {"sampler": {"name": "Poisson", "expected": 2.0, "capacity": 4}},
-            "secret batches, which hide nothing from sites",
+            EVEN
+            | {
+                "sampler": {"name": "Poisson", "expected": 2.0, "capacity": 4},
+                "data": {"counts": dict.fromkeys(NAMES, 10)},
+            },
+            "no privacy amplification with release=True",
         ),
-        ({"protect": SETTINGS["protect"] | {"gradients": "view"}}, "gradients is 'view', which"),
+        ({"protect": SETTINGS["protect"] | {"gradients": "view"}}, "gradients 'view'"),
+        (
+            EVEN
+            | {
+                "noise": [{"name": "PairKeys"}],
+                "protect": SETTINGS["protect"] | {"attacker": "node", "gradients": "view"},
+            },
+            "gradients 'view' in a release",
+        ),
         ({"protect": SETTINGS["protect"] | {"attacker": "aggregator"}}, "attacker 'aggregator'"),
         (
             SCHEDULED | {"protect": {"relation": "replace_agent", "gradient_gap": 1.0}},
@@ -297,14 +299,14 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
         ({"protect": SETTINGS["protect"] | {"clip": 1}}, r"\[protect\] clip is unknown"),
         (
             {"network": {"edges": [["lyon", "geneva"]]}},
-            "each of \\['turin', 'lyon', 'geneva'\\] in one or more",
+            "not connected: agent turin",
         ),
         ({"network": {"edges": [["lyon", "paris"]]}}, "edges is .*paris"),
-        ({"network": {"edges": [["lyon", "lyon"]]}}, "give pairs of sites"),
-        ({"network": {"edges": [["lyon", "turin", "geneva"]]}}, "give pairs of sites"),
+        ({"network": {"edges": [["lyon", "lyon"]]}}, "not connected"),
+        ({"network": {"edges": [["lyon", "turin", "geneva"]]}}, "give pairs of"),
         ({"network": {"edges": "lyon"}}, "edges is 'lyon'; give a list"),
-        ({"network": {"graph": "ring:3"}}, r"edges is .*'0'"),
-        ({"network": SETTINGS["network"] | {"mixing": "sgd"}}, "mixing is 'sgd'"),
+        ({"network": {"graph": "ring:3"}}, r"\[network\] graph is unknown"),
+        ({"network": SETTINGS["network"] | {"mixing": "uniform"}}, "mixing is unknown"),
         ({"network": SETTINGS["network"] | {"seed": 1}}, r"\[network\] seed is unknown"),
     ],
 )
@@ -577,23 +579,27 @@ def test_terms_are_the_same_in_two_processes(tmp_path: Path) -> None:
     assert all(len(bytes.fromhex(digest)) == 32 for digest in sites.terms().values())
 
 
+def differing(mine: dict[str, str], theirs: dict[str, str]) -> list[str]:
+    """The items of terms that differ."""
+    assert mine.keys() == theirs.keys()
+    return [item for item in mine if mine[item] != theirs[item]]
+
+
 def test_terms_name_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sites = written(tmp_path / "a")
     terms = sites.terms()
-    assert project.differences(terms, dict(terms)) == []
     wider = written(tmp_path / "b", model={"name": "MLP", "hidden": [5]})
-    assert project.differences(terms, wider.terms()) == ["plan", "model"]
+    assert differing(terms, wider.terms()) == ["plan", "model"]
     # Equal leaves, another activation.
     relu = written(tmp_path / "c", model={"name": "MLP", "hidden": [4], "activation": "relu"})
-    assert project.differences(terms, relu.terms()) == ["plan", "model"]
+    assert differing(terms, relu.terms()) == ["plan", "model"]
     folder = tmp_path / "d" / "plan.json"
     older = {"columns": [AGE | {"high": 130}, WARD], "label": LABEL}
     other = project.write(SETTINGS, roster(*NAMES), older, folder)
-    assert project.differences(terms, other.terms()) == ["plan", "schema"]
+    assert differing(terms, other.terms()) == ["plan", "schema"]
     monkeypatch.setattr(project, "__version__", "9.9")
     monkeypatch.setattr(project, "PROTOCOL", 9)
-    assert project.differences(terms, sites.terms()) == ["package version", "protocol version"]
-    assert project.differences({"plan": "a"}, {}) == ["plan"]
+    assert differing(terms, sites.terms()) == ["package version", "protocol version"]
 
 
 @pytest.mark.parametrize(
