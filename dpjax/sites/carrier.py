@@ -569,7 +569,7 @@ class GrpcChannel:
 
     def _dial(self, name: str) -> None:
         """Hold sessions with a peer, with growing waits between them."""
-        wait = _FIRST_WAIT
+        wait = 0.0
         # Sites that lost the same peer do not all come back at once.
         while not self._stopped.wait(wait * random.uniform(0.5, 1.0)):
             if name in self.departed:
@@ -578,7 +578,8 @@ class GrpcChannel:
             with suppress(Refused):
                 self._attempt(name)
             is_short = monotonic() < start + self.limits.hello
-            wait = min(2 * wait, self.limits.longest_wait) if is_short else _FIRST_WAIT
+            longer = min(_FIRST_WAIT + 2 * wait, self.limits.longest_wait)
+            wait = longer if is_short else _FIRST_WAIT
 
     def _attempt(self, name: str) -> None:
         """Dial a peer and hold the session, if there is one."""
