@@ -54,13 +54,16 @@ def python() -> str:
     pytest.skip("not root, or no other user can run this Python")
 
 
-def run(*words: str | Path, interpreter: str = sys.executable) -> subprocess.CompletedProcess:
-    """What the script does; the packages are those of this process."""
+def environment() -> dict[str, str]:
+    """The packages are those of this process; devices and flags are a user's."""
     path = os.pathsep.join((str(ROOT), PACKAGES))
-    return subprocess.run(
-        [interpreter, RUN, *words], capture_output=True, encoding="utf-8",
-        env=os.environ | {"PYTHONPATH": path},
-    )  # fmt: skip
+    return {**os.environ, "PYTHONPATH": path, "XLA_FLAGS": ""}
+
+
+def run(*words: str | Path, interpreter: str = sys.executable) -> subprocess.CompletedProcess:
+    """What the script does."""
+    command = [interpreter, RUN, *words]
+    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environment())
 
 
 def processes(folder: Path) -> list[str]:
@@ -166,10 +169,8 @@ def test_nine_hospitals_are_users_that_cannot_read_each_other(public: Path) -> N
 
 @pytest.mark.slow
 def test_script_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
-    script = subprocess.Popen(
-        [sys.executable, RUN, tmp_path / "new"], stderr=subprocess.PIPE, encoding="utf-8",
-        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), PACKAGES))},
-    )  # fmt: skip
+    command = [sys.executable, RUN, tmp_path / "new"]
+    script = subprocess.Popen(command, stderr=subprocess.PIPE, encoding="utf-8", env=environment())
     while not list(tmp_path.glob("new/*/run/run")) and script.poll() is None:
         time.sleep(0.1)
     assert len(processes(tmp_path)) == 3
