@@ -2,8 +2,6 @@
 
 import ast
 import dataclasses
-import functools
-import os
 import re
 import subprocess
 import sys
@@ -30,7 +28,7 @@ def example(name):
 
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("[!_]*.py"))
-WITH_ARGUMENTS = ("own_loop", "release", "secure_sum", "separate_sites", "sweep", "two_processes")
+WITH_ARGUMENTS = ("own_loop", "release", "secure_sum", "sweep", "two_processes")
 SMALL = {
     "central": {"rounds": 24, "tried": ("SGD",)},
     "departure": {"rounds": 3},
@@ -42,7 +40,6 @@ SMALL = {
     "own_sampler": {"rounds": 5},
     "release": {"folder": "released", "rounds": 200},
     "secure_sum": {"clients": 8, "length": 50, "corrupt": 0.0},
-    "separate_sites": {"folder": "sites", "rounds": 5},
     "sweep": {"folder": "swept", "clips": (0.3,), "epsilons": (3.0,), "rounds": 8, "seeds": 2},
     "two_processes": {"folder": "two"},
 }
@@ -260,14 +257,13 @@ def test_departure_example_states_total(capsys):
     assert "first phase left epsilon 2.062" in out and "was fixed before the first phase" in out
 
 
-def test_noise_of_separate_sites_cannot_be_guessed():
-    """Standard normals from all bits of SHAKE-256, the same on the page and in both examples."""
+def test_noise_of_own_loop_page_cannot_be_guessed():
+    """Standard normals from all bits of SHAKE-256, the same on the page and in the example."""
     page = (ROOT / "docs" / "howto" / "own_loop.md").read_text().partition("## Between processes")
     (code, *_) = re.findall(r"```python\n(.*?)```", page[2], flags=re.DOTALL)
     exec(code, names := {})
     secret, shape = bytes(range(16)), (3, 100_000)
     drawn = names["normals"](secret, 5, shape)
-    np.testing.assert_array_equal(drawn, example("separate_sites").normals(secret, 5, shape))
     design = {"seed_group": np.zeros(3, int), "factor": np.eye(3)}
     number = int.from_bytes(secret, "big")
     for i, row in enumerate(drawn):
@@ -278,41 +274,6 @@ def test_noise_of_separate_sites_cannot_be_guessed():
     # Another round, or another bit of the secret, gives other numbers.
     for other in (names["normals"](secret, 6, shape), names["normals"](bytes(16), 5, shape)):
         assert np.abs(np.corrcoef(drawn[0], other[0])[0, 1]) < 0.02 and not np.any(other == drawn)
-
-
-def test_separate_sites_end_with_one_model(tmp_path):
-    command = [sys.executable, ROOT / "examples" / "separate_sites.py", tmp_path]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = functools.partial(subprocess.run, capture_output=True, text=True, env=environment)
-    done = run(command)
-    assert done.returncode == 0 and not done.stderr, done.stderr
-    distances = re.findall(r"^(\w+): distance (\S+) from", done.stdout, re.MULTILINE)
-    assert {name for name, _ in distances} == {"Lyon", "Paris", "Brest"}
-    assert len({value for _, value in distances}) == 1 and float(distances[0][1]) < 0.1
-    # Secrets are read by their owner alone, and serve one run.
-    assert (tmp_path / "password").stat().st_mode & 0o777 == 0o600
-    assert not list(tmp_path.glob("*.secret"))
-    again = run([*command, "Lyon"])
-    assert again.returncode == 1 and again.stderr.startswith("Lyon stopped: FileNotFoundError")
-    assert run([*command, "Nice"]).stderr == "Nice is none of Lyon, Paris, Brest\n"
-    # Its loop adds fresh noise to sums of records, and does no other design's rounds.
-    network = mixing.metropolis_hastings(graphs.complete(3))
-    terms = {"epsilon": 4.0, "delta": 1e-5, "rounds": 5, "clip_norm": 1.0}
-    other = dp.design(network, relation="replace_agent", **terms)
-    other.save(tmp_path / "design.npz", labels=["Lyon", "Paris", "Brest"])
-    (tmp_path / "Lyon.secret").write_bytes(bytes(16))
-    refused = run([*command, "Lyon"])
-    assert refused.returncode == 1 and "design.npz is not for this loop" in refused.stderr
-    assert (tmp_path / "Lyon.secret").exists()
-
-
-def test_secrets_of_separate_sites_are_never_open_to_others(tmp_path):
-    for name in ("password", "Lyon.secret"):
-        (tmp_path / name).write_text("left by another run")
-        (tmp_path / name).chmod(0o644)
-    example("separate_sites").prepare(tmp_path, 5)
-    for path in (tmp_path / "password", *tmp_path.glob("*.secret")):
-        assert path.stat().st_mode & 0o777 == 0o600 and len(path.read_bytes()) == 16
 
 
 def test_own_loop_page_states_total_over_departure(tmp_path, monkeypatch, capsys):

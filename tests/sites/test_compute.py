@@ -38,9 +38,11 @@ def problem_of(*sites: int) -> dp.Problem:
     return dp.supervised(linear.Linear(), "logistic", (x, y), (x, y), parts)
 
 
-def plan_of(noise: object, rounds: int = ROUNDS, **changes: object) -> dp.Plan:
+def plan_of(
+    noise: object, rounds: int = ROUNDS, attacker: str = "outsider", **changes: object
+) -> dp.Plan:
     config = dp.Config(
-        protect=dp.Protect("zero_out_record", clip_norm=1.0),
+        protect=dp.Protect("zero_out_record", clip_norm=1.0, attacker=attacker),
         sampler=dp.samplers.Full(),
         optimizer=dp.optimizers.Sgd(0.3),
         noise=noise,
