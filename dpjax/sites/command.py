@@ -1,4 +1,7 @@
-"""What ``dpjax site`` does: keys, certificates, plans, a site's run, and what is said of them."""
+"""What ``dpjax site`` does: keys, certificates, plans, a site's run, and what is said of them.
+
+JAX is imported by what runs alone: a health check asks for the status every minute.
+"""
 
 import json
 import logging
@@ -6,17 +9,18 @@ import secrets
 import time
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import tyro
 
 from dpjax import _files, _validate
-from dpjax.engine.result import Progress
-from dpjax.sites import project, start
 from dpjax.sites.identity import Authority, Roster, request
-from dpjax.sites.site import Site
 from dpjax.sites.store import KEY_BYTES, Audit
+
+if TYPE_CHECKING:
+    from dpjax.engine.result import Progress
+    from dpjax.sites.site import Site
 
 __all__ = ()
 
@@ -74,6 +78,8 @@ def plan_command(
         schema: What the columns of all sites' records mean.
         out: The plan; arrays go beside it.
     """
+    from dpjax.sites import project
+
     roster = Roster.of_certificates(certificates)
     made = project.write(_values(study), roster, _values(schema), out)
     print(f"plan: {out} and {out.with_suffix('.npz')}, digest {made.digest}")
@@ -88,7 +94,9 @@ def document_command(plan: tyro.conf.Positional[Path]) -> int:
     Args:
         plan: The plan file.
     """
-    print(project.Project.load(plan).document())
+    from dpjax.sites.project import Project
+
+    print(Project.load(plan).document())
     return 0
 
 
@@ -119,6 +127,8 @@ def run_command(
         log: Form of the lines on standard error.
         insecure_loopback: Without certificates' encryption, on this machine alone.
     """
+    from dpjax.sites import start
+
     _log_to_stderr(log)
     values = start.settings_of(settings)
     for name in ("plan", "data"):
@@ -141,7 +151,7 @@ class _Metrics:
         self._path = path
         self.last: dict[str, float] = {}
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: "Progress") -> None:
         """Append a line."""
         self.last = {name: float(np.mean(value)) for name, value in progress.metrics.items()}
         line = json.dumps({"round": progress.round, **self.last})
@@ -150,7 +160,7 @@ class _Metrics:
             file.write(line + "\n")
 
 
-def _end(member: Site, last: dict[str, float]) -> int:
+def _end(member: "Site", last: dict[str, float]) -> int:
     """Write what the site ends with, and say where it is."""
     model = member.folder / "model.npz"
     if not model.exists():

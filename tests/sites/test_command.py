@@ -1,6 +1,8 @@
-"""The commands of sites: what a status says of a site that has stopped."""
+"""The commands of sites: a status of a site that has stopped, and what it takes to ask."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -30,3 +32,8 @@ def test_status_of_site_that_stopped_is_no_success(
     assert ("has stopped" in printed) == bool(code)
     # A round of theirs takes longer.
     assert status_command(tmp_path, stale=300.0) == 0
+
+
+def test_health_check_loads_no_jax(tmp_path: Path) -> None:
+    program = "import sys; from dpjax.sites import command; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path).returncode == 0
