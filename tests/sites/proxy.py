@@ -160,12 +160,12 @@ class Middle(Proxy):
         assert self.target is not None
         host, _, port = self.target.rpartition(":")
         server, client = self.contexts
-        with suppress(OSError), near:
+        with suppress(OSError):
             near.settimeout(10)
-            inner = server.wrap_socket(near, server_side=True)
-            with socket.create_connection((host, int(port)), 10) as far:
-                outer = client.wrap_socket(far, server_hostname="geneva")
-                self._pump(inner, outer)
+            with server.wrap_socket(near, server_side=True) as inner:
+                far = socket.create_connection((host, int(port)), 10)
+                with client.wrap_socket(far, server_hostname="geneva") as outer:
+                    self._pump(inner, outer)
 
     def _pump(self, near: ssl.SSLSocket, far: ssl.SSLSocket) -> None:
         """Both ways in one thread: TLS of one socket is not for two."""
