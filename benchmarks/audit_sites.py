@@ -495,7 +495,12 @@ def broken_records(runs: Runs, fault: str, count: int) -> list[np.ndarray]:
         return runs.recorded(count)
 
 
-def measured(runs: Runs, worlds: list[np.ndarray], names: tuple[str, ...] | None) -> audit.Found:
+def measured(
+    runs: Runs,
+    worlds: list[np.ndarray],
+    names: tuple[str, ...] | None,
+    confidence: float = 0.95,
+) -> audit.Found:
     """The loss to whoever sees the links of some sites, or all."""
     links = runs.links(worlds, names)
     one, other = (world[:, links].reshape(len(world), -1) for world in worlds)
@@ -505,7 +510,7 @@ def measured(runs: Runs, worlds: list[np.ndarray], names: tuple[str, ...] | None
     residual = np.sqrt(((difference - mean) ** 2).sum(axis=1).mean())
     if residual > MOST_ROUNDING * np.linalg.norm(mean):
         raise ValueError("the worlds differ by more than a record and rounding; noise is not equal")
-    result = replay.measured(one, one + mean)
+    result = replay.measured(one, one + mean, confidence=confidence)
     tested = audit.separated(one, other) if np.isfinite(result.mu) else None
     return audit.Found("mu", float(runs.plan.guarantee.mu or 0.0), *result, tested)
 
@@ -520,7 +525,9 @@ def entries(result: audit.Found) -> dict[str, Any]:
     return row
 
 
-def rows(case: Case, count: int, folder: Path, carrier: str = "queues") -> Iterator[dict[str, Any]]:
+def rows(
+    case: Case, count: int, folder: Path, carrier: str = "queues", confidence: float = 0.95
+) -> Iterator[dict[str, Any]]:
     """All rows of a case."""
     with tempfile.TemporaryDirectory(dir=folder) as place:
         runs = Runs(case, Path(place), carrier)
@@ -529,13 +536,13 @@ def rows(case: Case, count: int, folder: Path, carrier: str = "queues") -> Itera
         worlds = runs.recorded(count)
         attackers = {"outsider": None, "neighbour": (NAMES[NEIGHBOUR],)}
         for attacker, names in attackers.items():
-            found = measured(runs, worlds, names)
+            found = measured(runs, worlds, names, confidence)
             row = {"what": "sites", **about, "attacker": attacker, "fault": "", **entries(found)}
             yield row | {"finding": audit.flagged(found)}
         # A fault needs no narrow interval.
         fewer = min(count, FEWEST)
         for fault in case.faults:
-            broken = measured(runs, broken_records(runs, fault, fewer), None)
+            broken = measured(runs, broken_records(runs, fault, fewer), None, confidence)
             row = {"what": "sites", **about, "attacker": "outsider", "fault": fault}
             row["runs"] = fewer
             yield {**row, **entries(broken), "flagged": audit.flagged(broken)}

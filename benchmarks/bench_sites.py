@@ -95,7 +95,9 @@ def prepare(folder: Path, sites: int, rounds: int) -> project.Project:
         keys[name], demand = request(name, folder / name)
         certificates.append(authority.sign(demand))
     roster = Roster.of_certificates(certificates)
-    schema = {"shape": list(SHAPE), "classes": CLASSES, "low": 0, "high": 1}
+    pixel = {"name": "x", "type": "number", "low": 0, "high": 1}
+    label = {"name": "y", "type": "category", "classes": [str(digit) for digit in range(CLASSES)]}
+    schema = {"columns": [pixel], "label": label, "shape": list(SHAPE)}
     made = project.write(settings(sites, rounds), roster, schema, folder / "plan.json")
     ports = free_ports(sites)
     for number, name in enumerate(names):
