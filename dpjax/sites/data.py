@@ -461,9 +461,11 @@ def _table(path: Path, source: Section, schema: Schema) -> dict[str, np.ndarray]
         # Misspelt, a meaning would be another value in silence.
         strict = dataclasses.replace(column, other=False)
         meanings = values.get(name, {})
+        # A site's word may be another word of the schema.
+        own_words = {}
         for cell, meaning in _section(f"values of {name}", meanings, meanings).items():
-            words[_plain(cell)] = strict.number(_plain(meaning), words, decimal)
-        cells.append((place, column, words))
+            own_words[_plain(cell)] = strict.number(_plain(meaning), words, decimal)
+        cells.append((place, column, words | own_words))
     # Numbers of Python take four times as much memory.
     numbers = array("d")
     try:

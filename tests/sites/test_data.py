@@ -154,6 +154,12 @@ def test_a_value_may_stand_for_a_missing_one(tmp_path: Path) -> None:
     check(read_text(tmp_path, text, values={"lab": {"<0.1": ""}}))
 
 
+def test_words_of_the_schema_may_mean_each_other(tmp_path: Path) -> None:
+    swapped = {"female": "male", "male": "female"}
+    text = table([[swapped.get(cell, cell) for cell in row] for row in ROWS])
+    check(read_text(tmp_path, text, values={"sex": swapped}))
+
+
 def test_cells_of_several_lines_count_as_lines(tmp_path: Path) -> None:
     text = table([["75", "female", "a\nb", "1", "yes", "yes"], ["x", *ROWS[1][1:]]])
     with pytest.raises(ValueError, match="line 4: column 'age': 'x' is no number"):
