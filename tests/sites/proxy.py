@@ -56,6 +56,7 @@ class Proxy:
 
     def close(self) -> None:
         """End everything."""
+        self.target = None
         # Wakes the thread that accepts; to close the socket alone would not.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -94,7 +95,9 @@ class _Connection:
         self._far = far
         self._abandoned = False
         for source, sink in ((near, far), (far, near)):
-            source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # It may have been closed at once.
+            with suppress(OSError):
+                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # As much as the link holds, so that a fast sender waits for it.
             waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(64)
             for run in (self._read, self._write):
