@@ -49,7 +49,7 @@ from dpjax.plans.plan import Plan
 from dpjax.sites import site as site_
 from dpjax.sites import wire
 from dpjax.sites.carrier import GrpcChannel
-from dpjax.sites.channel import Channel, Event, Limits, Traffic
+from dpjax.sites.channel import Channel, ChannelLimits, Event, Traffic
 from dpjax.sites.identity import Authority, Identity, Roster, request
 from dpjax.sites.noise import SiteNoise
 from dpjax.sites.site import Site, Waits
@@ -413,7 +413,7 @@ class Runs:
                 self.agreed.roster,
                 addresses,
                 f"localhost:{ports[name]}",
-                Limits(message_bytes=2**17),
+                ChannelLimits(message_bytes=2**17),
             )
         return channels
 
