@@ -122,8 +122,9 @@ class Computing:
         project = Project.load(values["plan"])
         problem = _problem(project, values["name"], values["data"], values)
         self.rounds = SiteRounds(project.plan, problem, number, [1], seed=project.seed)
-        secret, run = secrets.token_bytes(32), secrets.token_bytes(32)
-        self.rounds.begin([SiteNoise(secret, run=run, holder=values["name"])])
+        run = secrets.token_bytes(32)
+        noise = SiteNoise(secrets.token_bytes(32), run=run, holder=values["name"])
+        self.rounds.begin([noise])
         self.state = self.rounds.init()
 
     def round(self, exchange: Callable[[bytes], dict[int, bytes]]) -> None:
@@ -167,10 +168,10 @@ KINDS = {"sites": of_sites, "sockets": of_sockets, "computing": of_computing, "a
 
 def main() -> None:
     """Run one process to its end."""
-    folder, number, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    _, folder, number, kind = sys.argv
     ended = []
     marks = []
-    for _ in KINDS[kind](folder, number):
+    for _ in KINDS[kind](Path(folder), int(number)):
         ended.append(time.monotonic())
         # Only the first of these and the last count; the last is not known before.
         marks[1:] = [(time.process_time(), loopback())]

@@ -112,9 +112,9 @@ def planned(case: Case, rounds: int = audit.ROUNDS) -> Plan:
     raise ValueError(f"{case} cannot be planned: {refusals}")
 
 
-def problems(made: Plan, victim: int | None) -> list[Problem]:
+def problems(training_plan: Plan, victim: int | None) -> list[Problem]:
     """The records of each site, as one agent; with a victim, the neighbour that differs there."""
-    together = audit.problem(made, victim)
+    together = audit.problem(training_plan, victim)
     alone = []
     for number, count in enumerate(together.partition.counts):
         rows = together.partition.indices[number][:count]
@@ -139,10 +139,10 @@ class Agreed:
     seed = 3
     names = NAMES
 
-    def __init__(self, made: Plan, roster: Roster) -> None:
-        self.plan = made
+    def __init__(self, training_plan: Plan, roster: Roster) -> None:
+        self.plan = training_plan
         self.roster = roster
-        self.digest = made.fingerprint()
+        self.digest = training_plan.fingerprint()
 
     def terms(self) -> dict[str, str]:
         """What sites compare."""
@@ -387,10 +387,10 @@ class Runs:
             rows.append([np.frombuffer(payload, "<f4") for payload in payloads])
         return np.array(rows, np.float64)
 
-    def _rounds(self, made: Plan, task: Problem, *options: Any, **named: Any) -> Any:
+    def _rounds(self, training_plan: Plan, task: Problem, *options: Any, **named: Any) -> Any:
         """A site's rounds, traced once: what they hold of a run is new in each copy."""
         if id(task) not in self._traced:
-            self._traced[id(task)] = _SiteRounds(made, task, *options, **named)
+            self._traced[id(task)] = _SiteRounds(training_plan, task, *options, **named)
         return copy.copy(self._traced[id(task)])
 
     def _channels(self) -> dict[str, Channel]:

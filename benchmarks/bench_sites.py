@@ -29,7 +29,6 @@ Flower has an environment of its own (``--python``); without one there is no row
 """
 
 import json
-import math
 import os
 import shutil
 import socket
@@ -40,6 +39,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 import _sites
@@ -98,7 +98,7 @@ def prepare(folder: Path, sites: int, rounds: int) -> project.Project:
     pixel = {"name": "x", "type": "number", "low": 0, "high": 1}
     label = {"name": "y", "type": "category", "classes": [str(digit) for digit in range(CLASSES)]}
     schema = {"columns": [pixel], "label": label, "shape": list(SHAPE)}
-    made = project.write(settings(sites, rounds), roster, schema, folder / "plan.json")
+    shared_plan = project.write(settings(sites, rounds), roster, schema, folder / "plan.json")
     ports = free_ports(sites)
     for number, name in enumerate(names):
         x, y = records(number)
@@ -120,7 +120,7 @@ def prepare(folder: Path, sites: int, rounds: int) -> project.Project:
         (folder / name / "site.json").write_text(json.dumps(values), encoding="utf-8")
     about = {"parameters": PARAMETERS, "rounds": rounds, "ports": ports}
     (folder / "about.json").write_text(json.dumps(about), encoding="utf-8")
-    return made
+    return shared_plan
 
 
 def free_ports(count: int) -> list[int]:
@@ -132,9 +132,9 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def simulated(made: project.Project, repeats: int) -> float:
+def simulated(shared_plan: project.Project, repeats: int) -> float:
     """Seconds a round of the same plan in one process."""
-    parts = [records(number) for number in range(len(made.names))]
+    parts = [records(number) for number in range(len(shared_plan.names))]
     x = np.concatenate([part[0] for part in parts])
     y = np.concatenate([part[1] for part in parts])
     owners = np.repeat(np.arange(len(parts)), RECORDS)
@@ -143,15 +143,16 @@ def simulated(made: project.Project, repeats: int) -> float:
     test = x[is_held_out], y[is_held_out]
     shards = by_owner(owners[~is_held_out], range(len(parts)))
     task = supervised(cnn.SmallCNN(), "cross_entropy", train, test, shards)
-    size = sum(math.prod(leaf.shape) for leaf in made.leaves.values())
+    leaves = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
+    size = sum(leaf.size for leaf in leaves)
     assert size == PARAMETERS, f"the model has {size} parameters"
 
     def once() -> float:
         with tempfile.TemporaryDirectory() as folder:
             key = Checkpoint(key_file=Path(folder, "key"))
-            return run(made.plan, task, seeds=[0], eval_every=1, checkpoint=key).seconds
+            return run(shared_plan.plan, task, seeds=[0], eval_every=1, checkpoint=key).seconds
 
-    return timed(once, repeats, clock=float).median / made.plan.config.rounds
+    return timed(once, repeats, clock=float).median / shared_plan.plan.config.rounds
 
 
 def apart() -> list[str]:
@@ -228,9 +229,9 @@ def measured(options: Any, kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         place = Path(folder)
         # The site's folder is new, as its run is.
-        made = prepare(place, options.sites, options.rounds)
+        shared_plan = prepare(place, options.sites, options.rounds)
         if kind == "simulation":
-            seconds = simulated(made, 1)
+            seconds = simulated(shared_plan, 1)
             return {"seconds": seconds, "processor": None, "bytes": 0, "rounds": options.rounds}
         return together(place, options.sites, kind)
 
