@@ -27,7 +27,11 @@ NAMES = ("geneva", "lyon", "turin")
 RECORDS = 40
 FEATURES = 5
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = {"shape": [FEATURES], "classes": 2, "low": -4, "high": 4}
+SCHEMA = {
+    "shape": [FEATURES],
+    "columns": [{"name": "x", "type": "number", "low": -4, "high": 4}],
+    "label": {"name": "y", "type": "category", "classes": ["0", "1"]},
+}
 LINES = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (INFO|WARNING) ")
 Models = dict[str, dict[str, np.ndarray]]
 
