@@ -48,6 +48,7 @@ from dpjax.plans.settings import (
 from dpjax.protocols import Arrays
 from dpjax.sites.data import Schema
 from dpjax.sites.identity import Roster
+from dpjax.topology import graphs, nodes
 from dpjax.topology.mixing import Mixing, metropolis_hastings
 
 __all__ = ["Project"]
@@ -218,7 +219,7 @@ def write(settings: Section, roster: Roster, schema: Section, path: _files.PathL
 
     Args:
         settings: As `dpjax train` takes them, without what is a site's own: the sections network
-            (``edges``, pairs of names), model, protect, budget, noise (one), sampler, optimizer,
+            (``edges``, pairs of names, or ``graph``, a file of them), model, protect, budget, noise (one), sampler, optimizer,
             method, and data (``counts`` by site, where the sampler needs them); ``rounds``,
             ``seed`` and ``average_rounds``, which is how often models are averaged after the last
             round.
@@ -236,6 +237,12 @@ def write(settings: Section, roster: Roster, schema: Section, path: _files.PathL
     """
     path = Path(path)
     settings = json.loads(json.dumps({**_DEFAULTS, **settings}, default=str))
+    network = settings.get("network")
+    if isinstance(network, dict) and "graph" in network:
+        # Sites get the links themselves, and no file of one's own.
+        graph = graphs.parse(network.pop("graph"))
+        names = nodes.labels(graph)
+        network["edges"] = [[names[end] for end in edge] for edge in graph.edges]
     target = _target(settings, roster)
     noise = _made_noise(target)
     _plan(target, noise)

@@ -318,6 +318,18 @@ def test_what_sites_cannot_run_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_links_may_be_a_file_of_edges(tmp_path: Path) -> None:
+    pairs = written(tmp_path).settings["network"]["edges"]
+    (tmp_path / "edges.txt").write_text("".join(f"{one} {other}\n" for one, other in pairs))
+    again = tmp_path / "again"
+    again.mkdir()
+    sites = written(again, network={"graph": str(tmp_path / "edges.txt")})
+    # The order of pairs is the file's, which changes no entry of W.
+    first = Project.load(tmp_path / "plan.json").plan
+    np.testing.assert_array_equal(sites.plan.mixing, first.mixing)
+    assert "graph" not in sites.settings["network"]
+
+
 def test_tracking_shows_models_that_nothing_bounds(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="method Tracking, whose payload nothing bounds"):
         written(tmp_path, **SCHEDULED | TRACKING)
