@@ -225,7 +225,9 @@ def cells_of(offsets, sizes, own, spacing, bits=None):
 
 def test_message_given_normal_of_its_link_counted_exactly():
     """The release adds c times the link's normal; the ideal mechanism any real one of its cell."""
-    bits, strength, spacing = 26, 1000.0, 0.25
+    bits = 26
+    strength = 1000.0
+    spacing = 0.25
     sampler = finite.NormalSampler(2.0**-27, 2.0**-27, 2.0**-5, 2.0**-5, 1e-15)
     factor = np.array([[1.0, strength]])
     sizes = dict(spacing=spacing, parameters=1, mu=0.5, delta=0.4, clip_norm=1.0, sampler=sampler)
@@ -250,12 +252,17 @@ def test_message_given_normal_of_its_link_counted_exactly():
 @pytest.mark.parametrize("knows", [False, True])
 def test_two_messages_of_one_link_are_as_private_as_stated(knows):
     """Every pair of messages, summed over all normals of the link, or with the one that it had."""
-    own, link, spacing, bits = (1.0, 1.25), 0.75, 0.25, 18
-    factor = np.array([[own[0], 0.0, link], [0.0, own[1], -link]])
+    sizes = (1.0, 1.25)
+    link = 0.75
+    spacing = 0.25
+    bits = 18
+    factor = np.array([[sizes[0], 0.0, link], [0.0, sizes[1], -link]])
     sampler = finite.NormalSampler(2.0**-19, 2.0**-19, 2.0**-6, 2.0**-6, 1e-15)
     shift = 0.9
     move = np.array([shift, 0.0])
-    covariance = np.diag(np.square(own)) + (0 if knows else link**2) * np.array([[1, -1], [-1, 1]])
+    covariance = np.diag(np.square(sizes)) + (0 if knows else link**2) * np.array(
+        [[1, -1], [-1, 1]]
+    )
     mu = math.sqrt(move @ np.linalg.solve(covariance, move))
     cost = finite.release_cost(
         factor, 1, spacing=spacing, parameters=1, mu=mu, delta=0.4, clip_norm=1.0, sampler=sampler
@@ -272,8 +279,8 @@ def test_two_messages_of_one_link_are_as_private_as_stated(knows):
     tables = {}
     for name, (exact, points, shares) in normals.items():
         for side, mean in (("first", 0.0), ("second", shift)):
-            one = cells_of(mean + link * points, 30, own[0], spacing, exact) * shares
-            other = cells_of(-link * points, 30, own[1], spacing, exact)
+            one = cells_of(mean + link * points, 30, sizes[0], spacing, exact) * shares
+            other = cells_of(-link * points, 30, sizes[1], spacing, exact)
             tables[name, side] = np.einsum("il,jl->lij", one, other) if knows else one @ other.T
     # Closeness of what is near: 18 bits reach no further.
     near = np.abs(np.arange(-30, 31)) <= 6
@@ -288,7 +295,7 @@ def test_two_messages_of_one_link_are_as_private_as_stated(knows):
         spent = np.maximum(first - math.exp(epsilon) * second, 0).sum()
         assert spent <= gdp.delta(mu, epsilon) * (1 + 1e-3)
         outside = shift * math.sqrt(
-            np.linalg.inv(np.diag(np.square(own)) + link**2 * np.array([[1, -1], [-1, 1]]))[0, 0]
+            np.linalg.inv(np.diag(np.square(sizes)) + link**2 * np.array([[1, -1], [-1, 1]]))[0, 0]
         )
         assert not knows or spent > gdp.delta(outside, epsilon) * (1 + 1e-3)
 
@@ -319,7 +326,9 @@ def test_links_cost_as_further_normals_and_smooth_nothing():
 
 def test_chosen_normals_of_links_count_at_their_largest():
     """With a strategy no walk is taken: rounding of every message adds up."""
-    strength, spacing, messages = 1e3, 2.0**-3, 10_000
+    strength = 1e3
+    spacing = 2.0**-3
+    messages = 10_000
     sizes = dict(spacing=spacing, parameters=messages, mu=1e-3, delta=0.5, clip_norm=0.0)
     fine = finite.SAMPLER._replace(half=2.0**-200, finer_half=2.0**-300, error=0.0)
     cost = finite.release_cost(np.array([[1.0, strength]]), 1, np.eye(1), sampler=fine, **sizes)

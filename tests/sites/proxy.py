@@ -79,22 +79,22 @@ class Proxy:
             return
         host, _, port = self.target.rpartition(":")
         try:
-            far = socket.create_connection((host, int(port)), 10)
+            target = socket.create_connection((host, int(port)), 10)
         except OSError:
             near.close()
             return
-        self.connections.append(_Connection(self, near, far))
+        self.connections.append(_Connection(self, near, target))
 
 
 class _Connection:
     """Two sockets, and four threads between them."""
 
-    def __init__(self, proxy: Proxy, near: socket.socket, far: socket.socket) -> None:
+    def __init__(self, proxy: Proxy, near: socket.socket, target: socket.socket) -> None:
         self._proxy = proxy
         self._near = near
-        self._far = far
+        self._target = target
         self._abandoned = False
-        for source, sink in ((near, far), (far, near)):
+        for source, sink in ((near, target), (target, near)):
             # It may have been closed at once.
             with suppress(OSError):
                 source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -104,7 +104,7 @@ class _Connection:
                 threading.Thread(target=run, args=(source, sink, waiting), daemon=True).start()
 
     def close(self) -> None:
-        for end in (self._near, self._far):
+        for end in (self._near, self._target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
@@ -112,7 +112,7 @@ class _Connection:
     def abandon(self) -> None:
         self._abandoned = True
         with suppress(OSError):
-            self._far.shutdown(socket.SHUT_RDWR)
+            self._target.shutdown(socket.SHUT_RDWR)
 
     def _read(self, source: socket.socket, sink: socket.socket, waiting: queue.Queue) -> None:
         data = b"?"
@@ -166,17 +166,17 @@ class Middle(Proxy):
         with suppress(OSError):
             near.settimeout(10)
             with server.wrap_socket(near, server_side=True) as inner:
-                far = socket.create_connection((host, int(port)), 10)
-                with client.wrap_socket(far, server_hostname="geneva") as outer:
+                target = socket.create_connection((host, int(port)), 10)
+                with client.wrap_socket(target, server_hostname="geneva") as outer:
                     self._pump(inner, outer)
 
-    def _pump(self, near: ssl.SSLSocket, far: ssl.SSLSocket) -> None:
+    def _pump(self, near: ssl.SSLSocket, target: ssl.SSLSocket) -> None:
         """Both ways in one thread: TLS of one socket is not for two."""
-        for end in (near, far):
+        for end in (near, target):
             end.settimeout(0.02)
         data = b"?"
         while data:
-            for source, sink in ((near, far), (far, near)):
+            for source, sink in ((near, target), (target, near)):
                 with suppress(TimeoutError):
                     data = source.recv(CHUNK)
                     if not data:

@@ -608,16 +608,16 @@ def test_a_sites_programs_hold_no_records(keys: Path, tmp_path: Path) -> None:
     program = round_.outgoing_program.trace(part.statics, zeros, part.first)
     marks = {name: marks_of(name) for name in NAMES}
     arguments = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(part.instance.data))
-    held = b"".join(np.asarray(value).tobytes() for value in constants(program.jaxpr))
+    constant_bytes = b"".join(np.asarray(value).tobytes() for value in constants(program.jaxpr))
     words = numbers_of(program.lower().as_text())
     for name in NAMES:
         assert any(mark in arguments for mark in marks[name]) == (name == "lyon")
-        assert not any(mark in held + words for mark in marks[name])
+        assert not any(mark in constant_bytes + words for mark in marks[name])
     # Such a constant is found.
     row = jnp.asarray(np.frombuffer(marks["lyon"][1], np.float32))
     closed = jax.jit(lambda scale: row * scale).trace(1.0)
-    held = b"".join(np.asarray(value).tobytes() for value in constants(closed.jaxpr))
-    assert marks["lyon"][1] in held
+    constant_bytes = b"".join(np.asarray(value).tobytes() for value in constants(closed.jaxpr))
+    assert marks["lyon"][1] in constant_bytes
     assert marks["lyon"][1] in numbers_of(closed.lower().as_text())
 
 

@@ -434,8 +434,8 @@ def test_an_early_message_is_acknowledged_when_its_round_begins(runner: Runner) 
     assert hear(site, "lyon", early) == []
     assert (runner.folder / "geneva" / "received" / "1.lyon").exists()
     stepped(site, runner, 1)
-    said = [wire.decoded(data) for data in site._neighbours["lyon"].backlog]
-    assert wire.Receipt(1, early.header("lyon").digest) in said
+    frame = [wire.decoded(data) for data in site._neighbours["lyon"].backlog]
+    assert wire.Receipt(1, early.header("lyon").digest) in frame
     site.close()
 
 
@@ -485,8 +485,8 @@ def test_links_of_one_direction_do_not_run_away(
         handle = site._handle
 
         def late(event: Event) -> None:
-            said = wire.decoded(event.data) if event.kind == "message" else None
-            if event.peer == "lyon" and isinstance(said, wire.RoundMessage) and said.round == 1:
+            frame = wire.decoded(event.data) if event.kind == "message" else None
+            if event.peer == "lyon" and isinstance(frame, wire.RoundMessage) and frame.round == 1:
                 # All others go on without it, as far as they can.
                 threading.Event().wait(1.0)
             handle(event)

@@ -157,9 +157,9 @@ def sent_by(network: Network) -> dict[tuple[str, int], set[bytes]]:
     """All payloads that a site ever handed to the channel, by site and round."""
     payloads: dict[tuple[str, int], set[bytes]] = {}
     for sender, _, data in network.frames:
-        said = wire.decoded(data)
-        if isinstance(said, wire.RoundMessage):
-            payloads.setdefault((sender, said.round), set()).add(data)
+        frame = wire.decoded(data)
+        if isinstance(frame, wire.RoundMessage):
+            payloads.setdefault((sender, frame.round), set()).add(data)
     return payloads
 
 
@@ -261,9 +261,9 @@ def begun(runner: Runner, name: str = NAMES[0]) -> Site:
     return site
 
 
-def hear(site: Site, peer: str, said: wire.Frame | bytes) -> list[wire.Frame]:
+def hear(site: Site, peer: str, frame: wire.Frame | bytes) -> list[wire.Frame]:
     """Let a site hear something from a neighbour, and return what it then says to it."""
-    data = said if isinstance(said, bytes) else wire.encoded(said)
+    data = frame if isinstance(frame, bytes) else wire.encoded(frame)
     neighbour = site._neighbours[peer]
     neighbour.live = True
     neighbour.backlog.clear()
@@ -344,9 +344,9 @@ def test_what_is_no_message_of_the_round_is_refused_by_name(
         if len(hostile) % 3 == 0:
             changed = changed[: rng.integers(len(changed))]
         hostile.append((bytes(changed), ""))
-    for said, reason in hostile:
+    for frame, reason in hostile:
         caplog.clear()
-        (answer,) = hear(site, "lyon", said)
+        (answer,) = hear(site, "lyon", frame)
         assert isinstance(answer, wire.Refusal)
         assert answer.reason.startswith("geneva refuses what lyon sent") and reason in answer.reason
         assert [record.exc_info for record in caplog.records] == [None]
