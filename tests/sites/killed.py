@@ -92,7 +92,7 @@ def arm(point: str, number: int, sent: signal.Signals) -> None:
 if __name__ == "__main__":
     from dpjax.cli import main
 
-    chosen = signal.Signals[sys.argv[3]] if len(sys.argv) > 3 else signal.SIGKILL
-    arm(sys.argv[1], int(sys.argv[2]), chosen)
+    sent = signal.Signals[sys.argv[3]] if len(sys.argv) > 3 else signal.SIGKILL
+    arm(sys.argv[1], int(sys.argv[2]), sent)
     sys.argv = ["dpjax", "site", "run", "site.toml"]
     sys.exit(main())

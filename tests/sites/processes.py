@@ -180,9 +180,9 @@ class Sites:
 
     def ended(self, *names: str, seconds: float = 120.0) -> list[int]:
         """Exit statuses of sites, once they have ended."""
-        chosen = [self.processes[name] for name in names or NAMES]
-        self.until(lambda: all(process.poll() is not None for process in chosen), seconds)
-        return [process.returncode for process in chosen]
+        running = [self.processes[name] for name in names or NAMES]
+        self.until(lambda: all(process.poll() is not None for process in running), seconds)
+        return [process.returncode for process in running]
 
     def models(self, seconds: float = 120.0) -> Models:
         """What all sites end with."""
@@ -192,12 +192,12 @@ class Sites:
 
     def digests(self) -> dict[tuple[str, int], set[str]]:
         """By sender and round, the digests that any site ever took down."""
-        seen: dict[tuple[str, int], set[str]] = {}
+        digests: dict[tuple[str, int], set[str]] = {}
         for path in self.home.glob("*/run/headers"):
             for line in path.read_text().splitlines():
                 sender, round, digest, _ = line.split()
-                seen.setdefault((sender, int(round)), set()).add(digest)
-        return seen
+                digests.setdefault((sender, int(round)), set()).add(digest)
+        return digests
 
     def identity(self, name: str) -> Identity:
         return Identity.load(
