@@ -50,7 +50,7 @@ def main(grid, context):
     )
     start = ArrayRecord([np.zeros(PARAMETERS, np.float32)])
     strategy.start(grid, start, num_rounds=ROUNDS, evaluate_fn=evaluate)
-    Path(FOLDER, "ended.json").write_text(json.dumps(ended))
+    Path(FOLDER, "ended.json").write_text(json.dumps(ended), encoding="utf-8")
 
 
 def loopback():
@@ -132,9 +132,9 @@ def main() -> None:
     package = folder / "app" / "averaging"
     package.mkdir(parents=True)
     numbers = f"NODES = {nodes}\nROUNDS = {rounds}\nPARAMETERS = {parameters}\n"
-    (package / "app.py").write_text(f"{numbers}FOLDER = {str(folder)!r}\n{APP}")
-    (package / "__init__.py").write_text("")
-    (folder / "app" / "pyproject.toml").write_text(PROJECT)
+    (package / "app.py").write_text(f"{numbers}FOLDER = {str(folder)!r}\n{APP}", encoding="utf-8")
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (folder / "app" / "pyproject.toml").write_text(PROJECT, encoding="utf-8")
     root, own, key = certificates(folder)
     link_port, *ports = free_ports(1 + nodes)
     address = f"127.0.0.1:{link_port}"
@@ -142,7 +142,8 @@ def main() -> None:
     home.mkdir()
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\n'
-        f'root-certificates = "{root}"\n'
+        f'root-certificates = "{root}"\n',
+        encoding="utf-8",
     )
     commands = Path(sys.executable).parent
     environment = {
@@ -152,7 +153,7 @@ def main() -> None:
         "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": "",
     }
-    log = (folder / "log").open("w")
+    log = (folder / "log").open("w", encoding="utf-8")
     link = [
         "flower-superlink", "--ssl-certfile", own, "--ssl-keyfile", key, "--ssl-ca-certfile", root,
         "--disable-runtime-dependency-installation", "--port", link_port,
@@ -171,7 +172,7 @@ def main() -> None:
             os.killpg(process.pid, signal.SIGTERM)
         for process in processes:
             process.wait(20)
-    ended = json.loads((folder / "ended.json").read_text())
+    ended = json.loads((folder / "ended.json").read_text(encoding="utf-8"))
     # The first call is before the first round.
     times = [when for when, _ in ended[1:]]
     steps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
@@ -191,5 +192,5 @@ if __name__ == "__main__":
     try:
         main()
     except subprocess.CalledProcessError:
-        print(Path(sys.argv[1], "log").read_text()[-3000:], file=sys.stderr)
+        print(Path(sys.argv[1], "log").read_text(encoding="utf-8")[-3000:], file=sys.stderr)
         raise

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from dpjax.sites.project import write as write
+
 LENGTH = 4
 SIGNATURE = 70
 RECEIPT = 50

@@ -45,8 +45,7 @@ import numpy as np
 import _sites
 from _timing import Bench, timed
 from dpjax.data.partition import by_owner
-from dpjax.engine.checkpoint import Checkpoint
-from dpjax.engine.run import run
+from dpjax.engine.run import Checkpoint, run
 from dpjax.learning.supervised import supervised
 from dpjax.models import cnn
 from dpjax.sites import project
@@ -98,7 +97,7 @@ def prepare(folder: Path, sites: int, rounds: int) -> project.Project:
     pixel = {"name": "x", "type": "number", "low": 0, "high": 1}
     label = {"name": "y", "type": "category", "classes": [str(digit) for digit in range(CLASSES)]}
     schema = {"columns": [pixel], "label": label, "shape": list(SHAPE)}
-    shared_plan = project.write(settings(sites, rounds), roster, schema, folder / "plan.json")
+    shared_plan = _sites.write(settings(sites, rounds), roster, schema, folder / "plan.json")
     ports = free_ports(sites)
     for number, name in enumerate(names):
         x, y = records(number)

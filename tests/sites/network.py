@@ -12,7 +12,7 @@ class Network:
 
     def __init__(self) -> None:
         self.guard = threading.RLock()
-        self.channels: dict[str, "LocalChannel"] = {}
+        self.channels: dict[str, LocalChannel] = {}
         self.cut: set[frozenset[str]] = set()
         self.frames: list[tuple[str, str, bytes]] = []
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import audit_sites
-from benchmarks.audit_sites import BARE, CASES, HALF, TWICE, Case, Runs
+from benchmarks import _audit_sites as audit_sites
+from benchmarks._audit_sites import BARE, CASES, HALF, TWICE, Case, Runs
 from dpjax.results import records
 
 pytest.importorskip("cryptography")

@@ -6,7 +6,6 @@ import hmac
 import itertools
 import pickle
 
-import jax
 import numpy as np
 import pytest
 from scipy import stats

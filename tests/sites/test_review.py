@@ -13,6 +13,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+
+import dpjax as dp
+from dpjax.algorithms.dsgd import DSGD
+from dpjax.sites import store, wire
+from dpjax.sites.channel import Event
+from dpjax.sites.compute import SiteRounds
+from dpjax.sites.identity import Identity, Refused
+from dpjax.sites.noise import SiteNoise
+from dpjax.sites.site import MustLeave, Site, Waits
+from dpjax.sites.store import Audit, Folder
 from tests.sites.network import LocalChannel
 from tests.sites.test_compute import DESIGNS, RECORDS, SITES, plan_of, problem_of, site_of
 from tests.sites.test_site import (
@@ -28,16 +38,6 @@ from tests.sites.test_site import (
     runner,
     sent_by,
 )
-
-import dpjax as dp
-from dpjax.algorithms.dsgd import DSGD
-from dpjax.sites import store, wire
-from dpjax.sites.channel import Event
-from dpjax.sites.compute import SiteRounds
-from dpjax.sites.identity import Identity, Refused
-from dpjax.sites.noise import SiteNoise
-from dpjax.sites.site import MustLeave, Site, Waits
-from dpjax.sites.store import Audit, Folder
 
 __all__ = ("identities", "runner")
 

@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.sites.test_compute import plan_of
 
 import dpjax as dp
 from dpjax.plans.links import PairKeys
 from dpjax.plans.scheduled import ScheduledGaussian
+from tests.sites.test_compute import plan_of
 
 SECURITY = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text(encoding="utf-8")
 PROTECTED = "protected"

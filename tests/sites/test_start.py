@@ -6,12 +6,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tests.sites.test_compute import DESIGNS, SITES, plan_of, problem_of
 
 import dpjax as dp
 from dpjax.contrib import callbacks
 from dpjax.sites.identity import Authority, request
 from dpjax.sites.site import Site
+from tests.sites.test_compute import DESIGNS, SITES, plan_of, problem_of
 
 NAMES = ("geneva", "lyon", "nice", "turin")
 
