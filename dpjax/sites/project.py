@@ -219,8 +219,9 @@ def write(settings: Section, roster: Roster, schema: Section, path: _files.PathL
 
     Args:
         settings: As `dpjax train` takes them, without what is a site's own: the sections network
-            (``edges``, pairs of names, or ``graph``, a file of them), model, protect, budget, noise (one), sampler, optimizer,
-            method, and data (``counts`` by site, where the sampler needs them); ``rounds``,
+            (``edges``, pairs of names, or ``graph``, a file of them), model, protect, budget, noise
+            (one), sampler, optimizer, method, and data (``counts`` by site, where the sampler needs
+            them); ``rounds``,
             ``seed`` and ``average_rounds``, which is how often models are averaged after the last
             round.
         roster: The sites, whose order becomes the plan's: where settings number agents, as for
