@@ -45,6 +45,8 @@ _TICK = 0.2
 _DIGEST_BYTES = 32
 _REFUSALS = 1000
 """Refusals of a neighbour that are told one by one; later ones at each power of two."""
+_ROUNDS_TOLD = 10
+"""Rounds of which one is told in the log."""
 _PIECE = 32
 """Presences or headers of one frame, which no limit of a channel is below."""
 _Presences: TypeAlias = dict[str, wire.Presence]
@@ -127,6 +129,7 @@ class _Neighbour:
         acknowledged: The last round of this site's that it has on disk.
         finished: Whether it needs nothing more.
         refused: How often either end refused something of the other's.
+        turns: How often a session with it was opened or closed.
         backlog: What is to be said to it next.
     """
 
@@ -139,6 +142,7 @@ class _Neighbour:
     acknowledged: int = -1
     finished: bool = False
     refused: int = 0
+    turns: int = 0
     backlog: deque[bytes] = field(default_factory=deque)
 
 
@@ -285,7 +289,8 @@ class Site:
         self._round = 0
         self._told = 0.0
         if begun is not None:
-            self._resume(begun)
+            with self._telling_of_end():
+                self._resume(begun)
 
     def _bind(self, nonce: bytes) -> None:
         """Refuse another secret of the group than the folder's: rounds' noise is correlated."""
@@ -345,8 +350,8 @@ class Site:
             )
         return frame
 
-    def _is_signed(self, header: wire.Header) -> bool:
-        content = wire.message_content(self._run, 0, header)
+    def _is_signed(self, header: wire.Header, run: bytes = b"") -> bool:
+        content = wire.message_content(run or self._run, 0, header)
         # A digest of another length is signed as well, and everybody would keep it.
         if len(header.digest) != _DIGEST_BYTES:
             return False
@@ -412,8 +417,8 @@ class Site:
         if self._is_used:
             raise ValueError(f"{self.name} has run and its channel is closed; make another site")
         self._is_used = True
-        self._channel.open(self._greeting, self._check)
-        try:
+        with contextlib.closing(self._channel), self._telling_of_end():
+            self._channel.open(self._greeting, self._check)
             self._wait(lambda: bool(self._run), self._absent)
             # Before anything is computed, each neighbour shows what it has of this site's.
             self._wait(self._may_compute, self._unmet)
@@ -421,14 +426,25 @@ class Site:
             began = time.monotonic(), self._round
             while self._round < self._last:
                 metrics = self._measured(self._step())
+                if self._round % _ROUNDS_TOLD == 0:
+                    _log.info("round %d of %d", self._round, self._last)
                 rate = (self._round - began[1]) / (time.monotonic() - began[0])
                 yield Progress(self._round, metrics, (self.guarantee,), rate)
             self._finish()
-        except MustLeave as error:
-            self._audit.note("stopped", reason=str(error))
+
+    @contextlib.contextmanager
+    def _telling_of_end(self) -> Generator[None, None, None]:
+        """Say in the status why the site stopped, and in the audit file that it must leave."""
+        try:
+            yield
+        except BaseException as error:
+            # The first error is what matters, whatever the disk can still take.
+            with contextlib.suppress(OSError, ValueError):
+                self._told = 0.0
+                self._tell(lambda: [], f"stopped: {str(error) or type(error).__name__}")
+                if isinstance(error, MustLeave):
+                    self._audit.note("stopped", reason=str(error))
             raise
-        finally:
-            self._channel.close()
 
     def close(self) -> None:
         """End the sessions, and let other processes have the folder."""
@@ -570,6 +586,7 @@ class Site:
         self._flush()
         self._told = 0.0
         self._tell(lambda: [], "is done")
+        _log.info("%s is done, after round %d", self.name, self._round)
 
     # What is heard.
 
@@ -599,10 +616,14 @@ class Site:
         peers = {}
         for peer in self._neighbours.values():
             session = "open" if peer.live else "closed"
-            peers[peer.name] = {"session": session, "acknowledged": peer.acknowledged}
+            rounds = peer.acknowledged + 1
+            state: dict[str, Any] = {"session": session, "acknowledged_rounds": rounds}
             if peer.name in traffic:
-                numbers = traffic[peer.name]._asdict()
-                peers[peer.name] |= {key: round(value, 1) for key, value in numbers.items()}
+                sent, received, sessions, silence = traffic[peer.name]
+                state |= {"sent_bytes": sent, "received_bytes": received, "sessions": sessions}
+                # JSON has no infinity.
+                state["silence_s"] = round(silence, 1) if silence < np.inf else None
+            peers[peer.name] = state
         headers = [header for header in self._log if header.sender == self.name]
         status = {
             "name": self.name,
@@ -646,9 +667,11 @@ class Site:
         with self._guard:
             if event.kind == "opened":
                 peer.live = peer.met = True
+                self._tell_turn(peer, "open")
                 self._welcome(peer)
             elif event.kind == "closed":
                 peer.live = False
+                self._tell_turn(peer, f"closed: {event.reason}")
                 peer.backlog.clear()
             elif event.kind == "message":
                 try:
@@ -667,6 +690,12 @@ class Site:
         _log.warning("%s", text)
         self._audit.note("refused", peer=peer.name, reason=reason, number=peer.refused)
         peer.backlog.append(wire.encoded(wire.Refusal(text)))
+
+    def _tell_turn(self, peer: _Neighbour, state: str) -> None:
+        """Say that a session began or ended; of one that comes and goes not each time."""
+        peer.turns += 1
+        if peer.turns <= _REFUSALS or peer.turns.bit_count() == 1:
+            _log.info("session with %s %s", peer.name, state)
 
     def _is_told(self, peer: _Neighbour) -> bool:
         """Whether one more refusal is told: a flood of them fills no disk and no memory."""
@@ -880,18 +909,20 @@ class Site:
             noted_header = self._log.get(self.name, header.round)
             if noted_header is not None and noted_header.digest == header.digest:
                 continue
-            if not self._run:
-                raise Refused(
-                    f"{peer} has a message of {self.name}, whose folder knows of no run: if it was "
-                    f"restored from a backup, {self.name} must leave"
-                )
-            if header.sender != self.name or not self._is_signed(header):
+            # A site that has no run yet did not sign in one, unless it lost its folder.
+            if header.sender != self.name or not self._is_signed(header, greeting.run):
                 raise Refused(f"{peer} shows a message that {self.name} did not sign")
             self._doubt = self._foreign(header, peer)
             raise Refused(self._doubt)
 
     def _foreign(self, header: wire.Header, holder: str) -> str:
         """Why a site must leave whose signature is on what its folder does not have."""
+        if not self._run:
+            return (
+                f"this folder is new, and {holder} has a message of {self.name} in round "
+                f"{header.round} of a run: {self.name} lost its folder, or restored it from a "
+                "backup, and must leave"
+            )
         return (
             f"{holder} has a message of {self.name} in round {header.round} that this folder "
             "lacks: it was restored from a backup, or somebody runs a copy of it. "

@@ -381,9 +381,37 @@ def test_a_backup_of_before_the_run_is_told_what_it_is(runner: Runner) -> None:
     (runner.folder / "geneva" / "run").unlink()
     restored = runner.site("geneva")
     reason = restored._check("lyon", wire.encoded(greeting))
-    assert "if it was restored from a backup, geneva must leave" in reason
-    assert restored._doubt is None
+    assert "this folder is new, and lyon has a message of geneva in round 0 of a run" in reason
+    assert reason.endswith("restored it from a backup, and must leave")
+    with pytest.raises(MustLeave, match="this folder is new, and lyon has a message"):
+        restored.run()
+    status = json.loads((runner.folder / "geneva" / "status.json").read_text())
+    assert status["doing"].startswith("stopped: this folder is new, and lyon has a message")
     restored.close()
+
+
+def test_a_lost_folder_stops_and_a_forged_message_stops_nobody(runner: Runner) -> None:
+    site = begun(runner)
+    identities = runner.identities
+    own = message_of(site, identities["lyon"], 0, payload_of(site)).header("lyon")
+    forged = message_of(site, identities["nice"], 0, payload_of(site)).header("lyon")
+    lost = runner.site("lyon")
+
+    def reason_for(header: wire.Header, run: bytes) -> str | None:
+        greeting = wire.Greeting(site._presences["geneva"], run, (header,))
+        return lost._check("geneva", wire.encoded(greeting))
+
+    # Of another run, of another round, of another site.
+    cases = [(own, bytes(32)), (own, b""), (own._replace(round=1), site._run), (forged, site._run)]
+    cases.append((message_of(site, identities["nice"], 0, b"").header("nice"), site._run))
+    for header, run in cases:
+        assert reason_for(header, run) == "geneva shows a message that lyon did not sign"
+    assert lost._doubt is None
+    assert "lyon lost its folder" in str(reason_for(own, site._run))
+    with pytest.raises(MustLeave, match="this folder is new, and geneva has a message of lyon"):
+        lost.run()
+    lost.close()
+    site.close()
 
 
 # Waiting.

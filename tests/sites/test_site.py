@@ -1,6 +1,8 @@
 """The loop of a site: what is stored before what is sent, over every kill and restart."""
 
 import itertools
+import json
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpjax.sites import wire
-from dpjax.sites.channel import Event
+from dpjax.sites.channel import Event, Traffic
 from dpjax.sites.identity import Authority, Identity, Roster, request
 from dpjax.sites.site import MustLeave, Site, Waits
 from dpjax.sites.store import Audit
@@ -434,3 +436,64 @@ def test_another_project_does_not_take_a_folder(runner: Runner) -> None:
     runner.agreed.extra = {"schema": "another"}
     with pytest.raises(ValueError, match="of a run that differs in the schema"):
         runner.site("geneva")
+
+
+def test_status_is_plain_json_with_units(runner: Runner) -> None:
+    site = begun(runner)
+    site._channel.statistics = lambda: {"lyon": Traffic(5, 6, 1, 0.25), "turin": Traffic()}
+    site._tell(lambda: ["lyon"])
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    text = (runner.folder / "geneva" / "status.json").read_text()
+    peers = json.loads(text, parse_constant=refuse)["peers"]
+    assert peers["lyon"] == {
+        "session": "open", "acknowledged_rounds": 0, "sent_bytes": 5, "received_bytes": 6,
+        "sessions": 1, "silence_s": 0.2,
+    }  # fmt: skip
+    assert peers["turin"]["silence_s"] is None
+    site.close()
+
+
+def test_an_error_is_in_the_status(runner: Runner) -> None:
+    begun(runner).close()
+    (runner.folder / "geneva" / "secret").unlink()
+    with pytest.raises(MustLeave, match="secret is gone"):
+        runner.site("geneva")
+    status = json.loads((runner.folder / "geneva" / "status.json").read_text())
+    assert status["doing"].startswith("stopped: secret is gone")
+    site = runner.site("nice")
+
+    def taken(*functions: object) -> None:
+        raise ValueError("listen is taken")
+
+    site._channel.open = taken
+    with pytest.raises(ValueError, match="listen is taken"):
+        site.run()
+    status = json.loads((runner.folder / "nice" / "status.json").read_text())
+    assert status["doing"] == "stopped: listen is taken"
+    site.close()
+
+
+def test_log_tells_sessions_rounds_and_end(
+    runner: Runner, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpjax.sites.site._ROUNDS_TOLD", 4)
+    with caplog.at_level(logging.INFO, "dpjax.sites"):
+        for name in NAMES:
+            runner.start(name)
+        runner.finished()
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
+    assert lines.count("session with lyon open") == 2
+    assert [line for line in lines if line.startswith("round")] == ["round 4 of 6"] * SITES
+    assert "geneva is done, after round 6" in lines
+    # One that comes and goes fills no disk.
+    caplog.clear()
+    site = runner.site("geneva")
+    with caplog.at_level(logging.INFO, "dpjax.sites"):
+        for _ in range(3000):
+            site._handle(Event("closed", "lyon", b"", "gone"))
+    assert 1000 <= len(caplog.records) <= 1003
+    assert caplog.records[0].getMessage() == "session with lyon closed: gone"
+    site.close()
