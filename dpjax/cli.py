@@ -31,7 +31,7 @@ _COMMANDS = {
     "plot": "Draw a figure from stored records.",
     "data": "The data sets and their cache: list, fetch, path, check.",
     "secagg": "Secure sums over TCP: serve, join.",
-    "site": "A real site of a network: request, authority, secret, plan, document, run, status.",
+    "site": "A real site: request, renew, authority, secret, plan, document, run, status.",
 }
 """Commands, and their lines in the help of all."""
 _OVERVIEW = """\
@@ -56,6 +56,7 @@ _FUNCTIONS = {
     "secagg join": "commands.secagg.join_command",
     "site": "sites.command.site_command",
     "site request": "sites.command.request_command",
+    "site renew": "sites.command.renew_command",
     "site authority": "sites.command.authority_command",
     "site secret": "sites.command.secret_command",
     "site plan": "sites.command.plan_command",

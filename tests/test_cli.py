@@ -199,7 +199,7 @@ def test_event_of_another_parser_keeps_its_box(
 
 
 HELPS = ["train", "plot", "design", "account", "secagg serve", "secagg join"]
-HELPS += ["site request", "site authority", "site plan", "site run"]
+HELPS += ["site request", "site renew", "site authority", "site plan", "site run"]
 """Commands whose help has an example."""
 
 

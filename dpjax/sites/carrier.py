@@ -73,8 +73,10 @@ _REASONS = 16
 """Different refusals of a peer that are told in that time."""
 _LOOPBACK = r"(127\.0\.0\.1|\[::1\]|localhost)"
 _REMEDIES = {
-    "Socket closed": "it stopped, or refuses this site's certificate: its standard error says why",
-    "andshake failed": "compare authorities, and both clocks",
+    "Socket closed": (
+        "Socket closed: it stopped, or refuses this site's certificate: its standard error says why"
+    ),
+    "andshake failed": "TLS failed: compare authorities, and both clocks",
     "erification": "another site answers at this address",
 }
 """What gRPC says where a connection was refused, and what to do."""
@@ -82,6 +84,10 @@ _REMEDIES = {
 
 class _Over(Refused):
     """A session ends, and nobody refuses it."""
+
+
+class _Unreached(Refused):
+    """The dialled end cannot be reached, for a reason that stays."""
 
 
 @dataclass
@@ -250,11 +256,13 @@ class GrpcChannel:
         for peer, address in self.peers.items():
             _validate.one_of("peers", peer, [other for other in order if other != name])
             if order.index(peer) < order.index(name):
-                self._check_address(f"address of {peer}", address)
+                where = f"as this site dials {peer}: a line under [neighbours]"
+                self._check_address(f"address of {peer}", address, where)
             else:
                 self._callers.append(peer)
         if self._callers:
-            self._check_address("listen", self.listen)
+            where = f"as {', '.join(self._callers)} dial this site"
+            self._check_address("listen", self.listen, where)
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._peers = {name: _Peer(name) for name in self.peers}
@@ -486,7 +494,8 @@ class GrpcChannel:
             has_room = len(peer.reported) < _REASONS and peer.unread < _EVENTS
             if has_room and line not in peer.reported:
                 peer.reported.add(line)
-                _LOG.warning("%s: refused: %s", peer.name or "a site", line)
+                verb = "" if isinstance(reason, _Unreached) else "refused: "
+                _LOG.warning("%s: %s%s", peer.name or "a site", verb, line)
                 self._tell(peer, "refused", reason=line)
 
     # The end that listens.
@@ -514,6 +523,7 @@ class GrpcChannel:
             raise _validate.refusal("listen", self.listen, remedy) from None
         server.start()
         self._server = server
+        _LOG.info("%s listens at %s, port %d", self.identity.name, self.listen, self.port)
 
     def _answer(self, frames: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
         """Hold a session with who dialled."""
@@ -602,12 +612,12 @@ class GrpcChannel:
             session.cancel = call.cancel
             self._converse(session, True, certificate)
 
-    def _check_address(self, name: str, value: str | None) -> None:
+    def _check_address(self, name: str, value: str | None, why: str) -> None:
         """Refuse what is no "host:port", of this machine where there is no TLS."""
         host = _LOOPBACK if self.insecure else ".+"
         if not re.fullmatch(rf"{host}:\d+", str(value)):
-            remedy = "give host:port; without TLS a host of 127.0.0.1, [::1] and localhost"
-            raise _validate.refusal(name, value, remedy)
+            remedy = "without TLS a host of 127.0.0.1, [::1] and localhost"
+            raise _validate.refusal(name, value, f"give host:port, {why}; {remedy}")
 
     def _options(self) -> list[tuple[str, int | str]]:
         """Settings of gRPC, for both ends."""
@@ -646,5 +656,5 @@ def _next(frames: Iterator[bytes]) -> bytes:
     _, is_connecting, cause = details.rpartition("last error: ")
     for words, remedy in _REMEDIES.items():
         if is_connecting and words in cause:
-            raise Refused(f"{cause} ({remedy})")
+            raise _Unreached(f"{remedy} ({cause})")
     raise _Over(details)

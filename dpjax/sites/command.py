@@ -15,7 +15,7 @@ import numpy as np
 import tyro
 
 from dpjax import _files, _validate
-from dpjax.sites.identity import Authority, Roster, request
+from dpjax.sites.identity import Authority, Identity, Roster, renewal, renewed_key, request
 from dpjax.sites.store import KEY_BYTES, Audit
 
 if TYPE_CHECKING:
@@ -36,6 +36,32 @@ def request_command(name: tyro.conf.Positional[str], folder: Path = Path(".")) -
     """
     key, demand = request(name, folder)
     print(f"key: {key}, which stays here\nrequest: {demand}, for the authority")
+    return 0
+
+
+def renew_command(
+    new: tyro.conf.Positional[Path],
+    name: str,
+    certificate: Path,
+    key: Path,
+    authority: Path = Path("authority_root.pem"),
+) -> int:
+    """Sign a site's new key with its old one, for all other sites: NAME.renewal.
+
+    Example: dpjax site renew new/lyon.csr --name lyon --certificate lyon.pem --key lyon.key
+
+    Args:
+        new: Certificate or signing request of the new key.
+        name: The site's.
+        certificate: Of the old key, still valid.
+        key: The old one.
+        authority: The root certificates.
+    """
+    old = Identity.load(name, certificate=certificate, key=key, authority=authority)
+    path = Path(f"{name}.renewal")
+    with _files.writing("path", path):
+        _files.create(path, renewal(old, renewed_key(old, new)).to_bytes())
+    print(f"renewal: {path}, which all sites name under renewals")
     return 0
 
 
@@ -201,6 +227,7 @@ def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> 
 _subcommand = tyro.conf.subcommand
 _Action: TypeAlias = (
     Annotated[int, _subcommand("request", constructor=request_command)]
+    | Annotated[int, _subcommand("renew", constructor=renew_command)]
     | Annotated[int, _subcommand("authority", constructor=authority_command)]
     | Annotated[int, _subcommand("secret", constructor=secret_command)]
     | Annotated[int, _subcommand("plan", constructor=plan_command)]
@@ -211,7 +238,7 @@ _Action: TypeAlias = (
 
 
 def site_command(action: tyro.conf.OmitSubcommandPrefixes[_Action]) -> int:
-    """A real site of a network: request, authority, secret, plan, document, run, status.
+    """A real site: request, renew, authority, secret, plan, document, run, status.
 
     Every site is a process of its own, with its own records, keys and certificate. The page 'Real
     sites' of the manual leads from a list of edges to a finished run. dpjax site run --help has

@@ -316,7 +316,8 @@ class Identity:
             FileNotFoundError: Where a file is missing.
             ValueError: For a key that others may read, is encrypted or not the certificate's; a
                 certificate of another name or of several, of another kind of key, of an authority,
-                out of date, or not issued by the authority for both ends of TLS.
+                out of date, or not issued by the authority for both ends of TLS; and an authority's
+                file with a certificate of anybody else.
         """
         private = _private_key(key)
         from cryptography import x509
@@ -325,6 +326,13 @@ class Identity:
         time = datetime.now(UTC)
         chain = _parsed(certificate, x509.load_pem_x509_certificates)
         roots = _parsed(authority, x509.load_pem_x509_certificates)
+        for root in roots:
+            # A few sites may do without an authority, and list each other's own certificates.
+            if root.issuer != root.subject and not _is_authority(authority, root):
+                raise ValueError(
+                    f"authority is {authority}, in which {root.subject.rfc4514_string()} is no "
+                    "authority; give roots alone"
+                )
         holder, public = _holder(certificate, chain[0])
         is_own = private.public_key() == chain[0].public_key()
         _validate.refuse(
@@ -404,6 +412,30 @@ def renewal(identity: Identity, new: bytes) -> Renewal:
     _public_key(identity.name, new)
     signature = identity.sign(_RENEWAL, identity.public_key + new)
     return Renewal(identity.name, new, signature)
+
+
+def renewed_key(identity: Identity, path: PathLike) -> bytes:
+    """Return the new public key, DER, of a site's new certificate or signing request.
+
+    Args:
+        identity: With the old key.
+        path: PEM.
+
+    Raises:
+        ValueError: For another name, the old key, and what no site can have.
+    """
+    from cryptography import x509
+
+    def parse(content: bytes) -> "Document":
+        if b"REQUEST" in content:
+            return x509.load_pem_x509_csr(content)
+        return x509.load_pem_x509_certificate(content)
+
+    name, key = _holder(path, _parsed(path, parse))
+    if name != identity.name or key == identity.public_key:
+        remedy = f"give one of {identity.name} with a new key"
+        raise _validate.refusal("new", f"{path} of {name}", remedy)
+    return key
 
 
 def check_certificate(
@@ -631,8 +663,8 @@ def _holder(path: PathLike, document: "Document") -> tuple[str, bytes]:
             value = extension.value
             if isinstance(value, x509.SubjectAlternativeName):
                 names = value.get_values_for_type(x509.DNSName)
-            if isinstance(value, x509.BasicConstraints) and value.ca:
-                raise ValueError("it is of an authority")
+        if _is_authority(path, document):
+            raise ValueError("it is of an authority")
         if len(names) != 1:
             raise ValueError(f"it has {len(names)} DNS names")
         name = site_name("its name", names[0])
@@ -640,6 +672,15 @@ def _holder(path: PathLike, document: "Document") -> tuple[str, bytes]:
         key = document.public_key().public_bytes(Encoding.DER, form)
         _public_key(name, key)
     return name, key
+
+
+def _is_authority(path: PathLike, document: "Document") -> bool:
+    """Whether a certificate may issue others, else raise ValueError where nobody can tell."""
+    from cryptography import x509
+
+    with _files.reading(path, _REMEDY):
+        values = [extension.value for extension in document.extensions]
+    return any(isinstance(value, x509.BasicConstraints) and value.ca for value in values)
 
 
 def _check_dates(certificate: "x509.Certificate", name: str, time: datetime) -> None:

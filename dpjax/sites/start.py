@@ -56,7 +56,8 @@ def settings_of(path: _files.PathLike) -> dict[str, Any]:
     """
     with _files.reading(path, "mend the line that is named, and save it as UTF-8"):
         settings = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-        check_keys("", settings, _KEYS)
+        # Where it is follows from where the file is.
+        check_keys("", settings, _KEYS - {"home"})
     settings["home"] = os.fspath(Path(path).absolute().parent)
     return settings
 

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from dpjax import cli
 from dpjax.sites import start
 from dpjax.sites.identity import Authority, Renewal, Roster, request
 from tests.sites.test_hospitals import ROOT, example  # noqa: F401
 
 PAGE = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples/hospitals"
+(RENEW,) = re.findall("^dpjax site renew .*$", PAGE, re.MULTILINE)
 OF_PLANS_IN_PYTHON = {"home", "certificates", "seed", "average_rounds"}
 
 
@@ -91,9 +93,9 @@ def test_commands_of_page_run_one_after_other(tmp_path: Path) -> None:
     (tmp_path / "edges.txt").write_text(blocks("text")[0], encoding="utf-8")
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     commands = [line for line in lines if line.startswith("dpjax ")]
-    # These two need the others' processes: the example runs them.
-    others = {"dpjax site run site.toml", "dpjax site status run"}
-    assert others < set(commands) and len(commands) == 7
+    # These need the others' processes, or an old key: the example runs them, and a test below.
+    others = {"dpjax site run site.toml", "dpjax site status run", RENEW}
+    assert others < set(commands) and len(commands) == 8
     for command in commands:
         repeated = ["lyon", "geneva", "turin"] if " request " in command else ["lyon"]
         for name in repeated if command not in others else ():
@@ -118,7 +120,7 @@ def test_new_key_of_page_is_accepted(tmp_path: Path, monkeypatch) -> None:
     Path("authority_root.pem").write_text(roots, encoding="utf-8")
     _, demand = request("turin", "turin")
     roster = Roster.of_certificates(["old/lyon.pem", Authority("authority of old").sign(demand)])
-    exec(blocks("python3")[0], {})
+    assert cli.main(RENEW.split()[1:]) == 0
     renewed = roster.renewed(Renewal.from_bytes(Path("lyon.renewal").read_bytes()))
     assert len(renewed.accepted("lyon")) == 2 and renewed.digest == roster.digest
 
@@ -130,7 +132,7 @@ def test_loop_of_page_is_site_among_others(example, tmp_path: Path) -> None:  # 
     for hospital in hospitals[::2]:
         hospital.start()
     try:
-        done = hospitals[1].call(sys.executable, "-c", blocks("python3")[1])
+        done = hospitals[1].call(sys.executable, "-c", blocks("python3")[0])
         assert done == ""
         example.wait_for(hospitals[::2], lambda: all(s.process.poll() == 0 for s in hospitals[::2]))
     finally:

@@ -1000,9 +1000,12 @@ def test_bad_arguments(project: Project, opened: Callable[..., GrpcChannel]) -> 
             (project.identities["oslo"], project.roster, {"paris": None}, LOOPBACK, LIMITS),
             "identity is of oslo",
         ),
-        ((lyon, project.roster, {"paris": None}, None, LIMITS), "listen is missing"),
+        ((lyon, project.roster, {"paris": None}, None, LIMITS), "listen is missing.*as paris dial"),
         ((lyon, project.roster, {"paris": None}, "7000", LIMITS), "give host:port"),
-        ((paris, project.roster, {"lyon": None}, LOOPBACK, LIMITS), "address of lyon is missing"),
+        (
+            (paris, project.roster, {"lyon": None}, LOOPBACK, LIMITS),
+            r"address of lyon is missing.*a line under \[neighbours\]",
+        ),
         (
             (certified(project, "lyon", new_key=True), project.roster, {"paris": None}, "", LIMITS),
             "a key that the roster does not have",
@@ -1019,3 +1022,15 @@ def test_bad_arguments(project: Project, opened: Callable[..., GrpcChannel]) -> 
 def test_only_dialers_do_not_listen(opened: Callable[..., GrpcChannel]) -> None:
     rome = opened("rome", {"lyon": "127.0.0.1:1"})
     assert rome.port is None and rome._server is None
+
+
+def test_who_cannot_be_reached_is_named_first(
+    project: Project, opened: Callable[..., GrpcChannel], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "dpjax.sites"):
+        lyon = opened("lyon", {"paris": None})
+        rome = opened("rome", {"paris": address(lyon)})
+        assert event(rome, "refused").reason.startswith("another site answers at this address (")
+    lines = [record.getMessage() for record in caplog.records]
+    assert f"lyon listens at 127.0.0.1:0, port {lyon.port}" in lines
+    assert any(line.startswith("paris: another site answers at this address (") for line in lines)

@@ -35,6 +35,7 @@ from dpjax.sites.identity import (
     Roster,
     check_certificate,
     renewal,
+    renewed_key,
     request,
 )
 
@@ -669,6 +670,31 @@ def test_self_signed_certificate_vouches_for_itself_alone(project, tmp_path):
     paths = project.paths("paris") | {"certificate": path, "authority": roots}
     with pytest.raises(ValueError, match="does not vouch"):
         Identity.load("paris", **paths)
+
+
+def test_site_is_no_authority(project, tmp_path):
+    roots = tmp_path / "roots.pem"
+    site = project.paths("paris")["certificate"].read_bytes()
+    roots.write_bytes(project.authority.certificate.read_bytes() + site)
+    paths = project.paths("lyon") | {"authority": roots}
+    with pytest.raises(ValueError, match="roots.pem, in which CN=paris is no authority"):
+        Identity.load("lyon", **paths)
+
+
+def test_new_key_is_of_same_site_and_new(project, tmp_path):
+    old = project.identities["lyon"]
+    key, demand = request("lyon", tmp_path)
+    new = renewed_key(old, demand)
+    assert new == der(identity._private_key(key))
+    certificate = Authority(tmp_path / "authority").sign(demand)
+    assert renewed_key(old, certificate) == new
+    for path in (project.folder / "lyon.csr", project.paths("lyon")["certificate"]):
+        with pytest.raises(ValueError, match="of lyon'; give one of lyon with a new key"):
+            renewed_key(old, path)
+    with pytest.raises(ValueError, match="of paris'; give one of lyon"):
+        renewed_key(old, project.folder / "paris.csr")
+    with pytest.raises(ValueError, match="lyon.key"):
+        renewed_key(old, key)
 
 
 def test_site_cannot_issue_certificates(project, tmp_path):

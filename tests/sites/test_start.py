@@ -11,6 +11,7 @@ import dpjax as dp
 from dpjax.contrib import callbacks
 from dpjax.sites.identity import Authority, request
 from dpjax.sites.site import Site
+from dpjax.sites.start import settings_of as settings_of_file
 from tests.sites.test_compute import DESIGNS, SITES, plan_of, problem_of
 
 NAMES = ("geneva", "lyon", "nice", "turin")
@@ -116,6 +117,15 @@ def test_bad_settings_are_refused_by_name(
     settings = settings_of(files, "lyon", tmp_path, dict.fromkeys(NAMES, 1)) | changes
     with pytest.raises((ValueError, FileNotFoundError), match=match):
         dp.site(plan, problem_of(1), settings)
+
+
+def test_file_of_settings_has_no_home(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('name = "lyon"\nhome = "/"\n')
+    with pytest.raises(ValueError, match="home is unknown"):
+        settings_of_file(path)
+    path.write_text('name = "lyon"\n')
+    assert settings_of_file(path)["home"] == str(tmp_path)
 
 
 def test_plans_that_sites_cannot_run_are_refused(files: dict, tmp_path: Path) -> None:
