@@ -122,7 +122,7 @@ class Computing:
         home = folder / names(number + 1)[-1]
         values = json.loads((home / "site.json").read_text(encoding="utf-8"))
         project = Project.load(values["plan"])
-        problem = _problem(project, values["name"], values["data"], values)
+        problem, _ = _problem(project, values["name"], values["data"], values)
         self.rounds = SiteRounds(project.plan, problem, number, [1], seed=project.seed)
         run = secrets.token_bytes(32)
         noise = SiteNoise(secrets.token_bytes(32), run=run, holder=values["name"])

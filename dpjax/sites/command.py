@@ -5,6 +5,7 @@ JAX is imported by what runs alone: a health check asks for the status every min
 
 import json
 import logging
+import os
 import secrets
 import time
 import tomllib
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from dpjax.sites.site import Site
 
 __all__ = ()
+
+_LOG = logging.getLogger("dpjax.sites")
 
 
 def request_command(name: tyro.conf.Positional[str], folder: Path = Path(".")) -> int:
@@ -153,19 +156,32 @@ def run_command(
         log: Form of the lines on standard error.
         insecure_loopback: Without certificates' encryption, on this machine alone.
     """
+    _log_to_stderr(log)
+    try:
+        return _run(settings, insecure_loopback)
+    except (ValueError, OSError) as error:
+        if log == "text":
+            raise
+        # As all other lines.
+        _LOG.error("%s", error)
+        return 2
+
+
+def _run(settings: Path, insecure_loopback: bool) -> int:
+    """Run a site whose log is open."""
     from dpjax.sites import start
 
-    _log_to_stderr(log)
     values = start.settings_of(settings)
     for name in ("plan", "data"):
         if name not in values:
             raise ValueError(f"{settings}: {name} is missing; `dpjax site run --help`")
     member = start.site(values["plan"], values["data"], values, insecure_loopback=insecure_loopback)
     try:
-        logging.getLogger("dpjax.sites").info("%s: %s", member.name, member.guarantee.caption())
-        metrics = _Metrics(member.folder / "metrics.jsonl")
-        member.run(metrics)
-        return _end(member, metrics.last)
+        _LOG.info("%s: %s", member.name, member.guarantee.caption())
+        agreement = member.agreement
+        _LOG.info("roster %s, plan %s", agreement.roster.digest, agreement.digest)
+        member.run(_Metrics(member.folder / "metrics.jsonl"))
+        return _end(member)
     finally:
         member.close()
 
@@ -175,33 +191,33 @@ class _Metrics:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.last: dict[str, float] = {}
 
     def __call__(self, progress: "Progress") -> None:
         """Append a line."""
-        self.last = {name: float(np.mean(value)) for name, value in progress.metrics.items()}
-        line = json.dumps({"round": progress.round, **self.last})
+        metrics = {name: float(np.mean(value)) for name, value in progress.metrics.items()}
+        line = json.dumps({"round": progress.round, **metrics})
         self._path.touch(mode=0o600)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
-def _end(member: "Site", last: dict[str, float]) -> int:
-    """Write what the site ends with, and say where it is."""
+def _end(member: "Site") -> int:
+    """Write what the site ends with, and say where it is: journals keep what is printed."""
     model = member.folder / "model.npz"
     if not model.exists():
         member.save(model)
-    text = ", ".join(f"{name} {value:.4g}" for name, value in sorted(last.items()))
     print(member.guarantee.statement())
     print(f"kept here: {member.folder}, whose metrics no guarantee covers")
-    print(f"{member.name}: round {member.round}, model {model}; {text or 'done before'}")
+    metrics = member.folder / "metrics.jsonl"
+    print(f"{member.name}: round {member.round}, model {model}, metrics {metrics}")
     return 0
 
 
 def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> int:
     """Print what a site is doing: its round, its neighbours, waits, and what it has spent.
 
-    It ends with status 1 where a site that is not done has written nothing for a while.
+    It ends with status 1 where a site has stopped, or is not done and has written nothing for a
+    while.
 
     Args:
         folder: Of its run.
@@ -213,12 +229,14 @@ def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> 
         print(f"{status['name']}: {status['doing']}, round {status['round']} of {status['rounds']}")
         print(f"messages sent: {status['sent']} of {status['rounds']}; {status['caption']}")
         for peer, state in sorted(status["peers"].items()):
-            print(f"  {peer}: " + ", ".join(f"{key} {value}" for key, value in state.items()))
+            known = {key: value for key, value in state.items() if value is not None}
+            print(f"  {peer}: " + ", ".join(f"{key} {value}" for key, value in known.items()))
         age = time.time() - status["time"]
         print(f"written {age:.0f} s ago")
     lines = Audit.check(folder / Audit.name)
     print(f"audit: {_validate.counted(lines, 'line')}, each with the digest of the one before")
-    if age > stale and status["doing"] != "is done":
+    has_stopped = age > stale and status["doing"] != "is done"
+    if has_stopped or status["doing"].startswith("stopped"):
         print("the site has stopped, or a round takes longer: see its log")
         return 1
     return 0
@@ -261,13 +279,15 @@ class _JsonLines(logging.Formatter):
 
 def _log_to_stderr(form: str) -> None:
     """Log warnings and what a site does."""
+    if form == "json":
+        # gRPC writes lines of its own, unless this is set before it is imported.
+        os.environ["GRPC_VERBOSITY"] = "NONE"
     handler = logging.StreamHandler()
     plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(_JsonLines() if form == "json" else plain)
-    logger = logging.getLogger("dpjax.sites")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    _LOG.handlers = [handler]
+    _LOG.setLevel(logging.INFO)
+    _LOG.propagate = False
 
 
 def _values(path: Path) -> dict[str, Any]:

@@ -129,9 +129,11 @@ def site(
 
     secret = shared_secret(home / values["secret"]) if "secret" in values else None
     site_identity = identity()
-    problem = (
-        data if isinstance(data, Problem) else _problem(project, site_identity.name, data, values)
-    )
+    summary = None
+    if isinstance(data, Problem):
+        problem = data
+    else:
+        problem, summary = _problem(project, site_identity.name, data, values)
     leaves = jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     # A message of tracking has two models; a group of headers is small beside the headroom.
@@ -147,15 +149,14 @@ def site(
         insecure_loopback=insecure_loopback,
     )
     waits = Waits(**values.get("waits", {}))
-    return Site(
-        project,
-        problem,
-        site_identity,
-        channel,
-        home / values["folder"],
-        secret=secret,
-        waits=waits,
-    )
+    folder = home / values["folder"]
+    made = Site(project, problem, site_identity, channel, folder, secret=secret, waits=waits)
+    if summary is not None:
+        # Of the site alone, and journals keep what is logged.
+        path = folder / "records.txt"
+        _files.replace(path, f"{summary}\n".encode(), mode=0o600)
+        _log.info("records: %s has their number, and what was clipped", path)
+    return made
 
 
 @dataclass(frozen=True)
@@ -245,8 +246,8 @@ def _addresses(project: Agreement, name: str, values: _Settings) -> dict[str, st
 
 def _problem(
     project: Agreement, name: str, source: Callable[[], _Arrays] | _Settings, values: _Settings
-) -> Problem:
-    """The problem of a site's own records, by the project's schema and model."""
+) -> tuple[Problem, str]:
+    """The problem of a site's own records, by the project's schema and model; a summary."""
     if not isinstance(project, Project):
         raise ValueError("data is no Problem, for a plan without a schema; give a Problem")
     if callable(source):
@@ -254,9 +255,9 @@ def _problem(
         records = data_.Records(np.asarray(x), np.asarray(y), project.schema, {})
     else:
         records = data_.read(source, project.schema, values.get("home", "."))
-        _log.info("%s", records.summary())
     train, test = data_.split(records, values.get("held_out", 0.2), project.seed)
     # Without held-out records the training records measure; metrics are local all the same.
     test = test if len(test.y) else train
     targets = train.targets(project.loss), test.targets(project.loss)
-    return project.problem(train.x, targets[0], test.x, targets[1], name)
+    problem = project.problem(train.x, targets[0], test.x, targets[1], name)
+    return problem, records.summary()

@@ -1,13 +1,19 @@
 """The commands of sites: a status of a site that has stopped, and what it takes to ask."""
 
 import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
+import numpy as np
 import pytest
 
+from dpjax.sites import command, start
 from dpjax.sites.command import status_command
 
 
@@ -37,3 +43,90 @@ def test_status_of_site_that_stopped_is_no_success(
 def test_health_check_loads_no_jax(tmp_path: Path) -> None:
     program = "import sys; from dpjax.sites import command; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path).returncode == 0
+
+
+class Member:
+    """A site that has run, for what is printed of it."""
+
+    name = "turin"
+    round = 2
+    guarantee = SimpleNamespace(caption=lambda: "a caption", statement=lambda: "a statement")
+    agreement = SimpleNamespace(digest="of the plan", roster=SimpleNamespace(digest="of names"))
+
+    def __init__(self, folder: Path, error: Exception | None) -> None:
+        self.folder = folder
+        self.error = error
+
+    def run(self, callback: Callable[[SimpleNamespace], None]) -> None:
+        callback(SimpleNamespace(round=2, metrics={"test_accuracy": np.array([[0.75]])}))
+        if self.error is not None:
+            raise self.error
+
+    def save(self, path: Path) -> None:
+        path.touch()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Runs such a site by the command, and leaves nothing in this process."""
+    monkeypatch.setenv("GRPC_VERBOSITY", "ERROR")
+    (tmp_path / "site.toml").write_text('plan = "plan.json"\n[data]\nfile = "records.csv"\n')
+
+    def run(log: Literal["text", "json"], error: Exception | None = None) -> int:
+        monkeypatch.setattr(start, "site", lambda *values, **words: Member(tmp_path, error))
+        return command.run_command(tmp_path / "site.toml", log)
+
+    logger = command._LOG
+    before = logger.handlers, logger.level, logger.propagate
+    yield run
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def test_metrics_are_in_file_and_nowhere_else(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert run("text") == 0
+    out, err = capsys.readouterr()
+    metrics = tmp_path / "metrics.jsonl"
+    assert out.splitlines()[-1].endswith(
+        f"turin: round 2, model {tmp_path}/model.npz, metrics {metrics}"
+    )
+    assert json.loads(metrics.read_text()) == {"round": 2, "test_accuracy": 0.75}
+    assert metrics.stat().st_mode & 0o077 == 0
+    assert "0.75" not in out + err and "accuracy" not in out + err
+    assert "INFO roster of names, plan of the plan" in err
+
+
+def test_log_of_json_is_json_alone(run: Callable[..., int], capsys: pytest.CaptureFixture) -> None:
+    assert run("json", ValueError("it is\nno file")) == 2
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in lines] == ["INFO", "INFO", "ERROR"]
+    assert lines[-1]["text"] == "it is\nno file"
+    assert os.environ["GRPC_VERBOSITY"] == "NONE"
+    with pytest.raises(ValueError, match="no file"):
+        run("text", ValueError("no file"))
+
+
+def test_log_is_opened_before_grpc_is_imported() -> None:
+    program = (
+        "import sys; from dpjax.sites import command; command._log_to_stderr('json'); "
+        "from dpjax.sites import start; sys.exit('grpc' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_status_has_units_and_says_that_a_site_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    peers = {"lyon": {"session": "open", "sent_bytes": 5, "silence_s": None}}
+    status = {"name": "turin", "doing": "stopped: a reason", "round": 3, "rounds": 5, "sent": 4}
+    status |= {"caption": "sites", "time": time.time(), "peers": peers}
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    (tmp_path / "audit.jsonl").write_text("")
+    assert status_command(tmp_path) == 1
+    printed = capsys.readouterr().out
+    assert "turin: stopped: a reason" in printed and "has stopped" in printed
+    assert "  lyon: session open, sent_bytes 5\n" in printed

@@ -1,5 +1,6 @@
 """A site from its settings: what is read, what is refused, and a run over real channels."""
 
+import logging
 import threading
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 import dpjax as dp
 from dpjax.contrib import callbacks
-from dpjax.sites.identity import Authority, request
+from dpjax.sites import project
+from dpjax.sites.identity import Authority, Roster, request
 from dpjax.sites.site import Site
 from dpjax.sites.start import settings_of as settings_of_file
 from tests.sites.test_compute import DESIGNS, SITES, plan_of, problem_of
@@ -117,6 +119,37 @@ def test_bad_settings_are_refused_by_name(
     settings = settings_of(files, "lyon", tmp_path, dict.fromkeys(NAMES, 1)) | changes
     with pytest.raises((ValueError, FileNotFoundError), match=match):
         dp.site(plan, problem_of(1), settings)
+
+
+def test_summary_of_records_is_in_file_of_site_alone(
+    files: dict, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = [{"name": name, "type": "number", "low": 0, "high": 1} for name in ("a", "b")]
+    label = {"name": "sick", "type": "category", "classes": ["no", "yes"]}
+    roster = Roster.of_certificates([files[name]["certificate"] for name in NAMES[:2]])
+    study = {
+        "rounds": 2,
+        "network": {"edges": [["geneva", "lyon"]]},
+        "model": {"name": "Linear", "loss": "logistic"},
+        "protect": {"relation": "zero_out_record", "clip_norm": 1.0},
+        "budget": {"epsilon": 8.0, "delta": 1e-3},
+        "noise": [{"name": "Independent"}],
+        "sampler": {"name": "Random", "batch_size": 2},
+        "optimizer": {"name": "Sgd", "step_size": 0.3},
+    }
+    schema = {"columns": columns, "label": label}
+    project.write(study, roster, schema, tmp_path / "plan.json")
+    (tmp_path / "records.csv").write_text("a,b,sick\n" + "0.5,7,no\n0.25,0,yes\n" * 8)
+    settings = settings_of(files, "geneva", tmp_path, {"geneva": 0}) | {"neighbours": {}}
+    del settings["certificates"]
+    with caplog.at_level(logging.INFO, "dpjax.sites"):
+        site = dp.site(tmp_path / "plan.json", {"file": tmp_path / "records.csv"}, settings)
+    site.close()
+    path = tmp_path / "geneva" / "records.txt"
+    assert path.read_text() == "16 records\nb: 50.0% clipped into the range\n"
+    assert path.stat().st_mode & 0o077 == 0
+    assert str(path) in caplog.text
+    assert "16" not in caplog.messages[-1].replace(str(path), "") and "%" not in caplog.text
 
 
 def test_file_of_settings_has_no_home(tmp_path: Path) -> None:
