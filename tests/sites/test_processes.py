@@ -257,10 +257,10 @@ def test_a_run_goes_on_after_a_partition(
         proxy.release()
     assert flat(sites.models(60)) == undisturbed(30)
     assert_sound(sites, 30)
-    # Who is late is named, and a session that is silent for long is over.
+    # Who is late is named; a session that is silent for long is over, and lyon dials again.
+    assert seconds == 2.0 or "the hello took more than" in sites.log("lyon")
     for name in ("geneva", "turin"):
         assert seconds == 2.0 or re.search("waits for .*lyon", sites.log(name))
-        assert seconds == 2.0 or "nothing was heard" in sites.log(name)
 
 
 @pytest.mark.slow
@@ -484,7 +484,7 @@ def messages_at(sites: Sites, name: str) -> set[tuple[str, int]]:
     """The messages that a site has on disk, or absorbed."""
     lines = [line.split() for line in headers_of(sites, name)]
     present = {(sender, int(number)) for sender, number, *_ in lines}
-    for path in (sites.run_of(name) / "received").iterdir():
+    for path in (sites.run_of(name) / "received").glob("[0-9]*"):
         number, _, sender = path.name.partition(".")
         present.add((sender, int(number)))
     return present
