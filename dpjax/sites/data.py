@@ -132,6 +132,18 @@ class _Column:
             check_keys("", section, keys.keys())
             return cls(**{**keys, **section})
 
+    @property
+    def described(self) -> str:
+        """Its name, and what it may be."""
+        values = f"{self.low:g} to {self.high:g}"
+        if self.type != "number":
+            values = ", ".join(map(repr, self.classes or ("no", "yes")))
+        if self.other:
+            values += ", or another"
+        if self.missing == "middle":
+            values += ", or missing"
+        return f"{self.name!r}: {values}"
+
     def features(self) -> dict[str, _Range]:
         """Ranges of the numbers that stand for it, by their names."""
         names = [f"{self.name}={entry}" for entry in self.classes] or [self.name]

@@ -11,6 +11,8 @@ import hashlib
 import inspect
 import io
 import json
+import re
+import textwrap
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +59,27 @@ PROTOCOL = 1
 """Changed with the bytes that sites exchange, and with what a plan file holds."""
 
 _PAGE = Path(__file__).with_name("document.txt")
+_AVERAGING = """\
+- Averaging after the last round: {rounds:,} messages of {parameters:,} numbers, made of
+  earlier messages alone.
+"""
+_GROUP = """\
+- A group's sites delete all copies of its secret's file after the run.
+"""
+_OF_GROUP = (
+    "A group's secret protects from non-members alone, also from several together. It is replaced "
+    "when a member leaves."
+)
+_TOGETHER = {
+    "own": "All other sites together, a coalition, learn no more than the epsilon says.",
+    "group": _OF_GROUP,
+    "shared": _OF_GROUP,
+    "links": "A coalition of sites is covered only where the statement names it. Pair keys protect "
+    "only if the names in the roster are distinct organisations.",
+}
+"""What several sites learn that put together what they have, by who holds secrets of noise."""
+_PARAGRAPHS = re.compile(r"(?<=[.]) (?=NOT |Protected |A person |Sites: )")
+_WIDTH = 100
 _REQUIRED = ("rounds", "network", "model", "protect", "budget", "noise", "sampler", "optimizer")
 _DEFAULTS = {"seed": 0, "average_rounds": 0, "data": {}}
 _KEYS = {"protocol", "package", "settings", "roster", "schema", "arrays"}
@@ -203,14 +226,24 @@ class Project:
             others = ", ".join(self.names[other] for other in sharing if other != number)
             rows.append(f"| {number} | {name} | {neighbours} | {others or 'nobody'} |")
         payload = jax.eval_shape(self.plan.method.payload, self.shapes)
+        parameters = _size(self.shapes)
+        averaging = ""
+        if self.average_rounds:
+            averaging = _AVERAGING.format(rounds=self.average_rounds, parameters=parameters)
+        columns = [f"- {column.described}" for column in self.schema.columns]
+        columns.append(f"- the label, {self.schema.label.described}")
+        paragraphs = _PARAGRAPHS.split(guarantee.statement())
         return _PAGE.read_text(encoding="utf-8").format(
             project=self,
             sites="\n".join(rows),
-            parameters=_size(self.shapes),
+            columns="\n".join(columns),
+            parameters=parameters,
+            averaging=averaging,
             numbers=_size(payload),
             counts="does not tell" if self.plan.counts is None else "tells",
-            statement=guarantee.statement(),
-            table=guarantee.protection(),
+            statement="\n\n".join(textwrap.fill(text, _WIDTH) for text in paragraphs),
+            together=textwrap.fill(_TOGETHER[str(guarantee.secrets)], _WIDTH),
+            group=_GROUP if guarantee.secrets in ("group", "shared") else "",
         )
 
 
