@@ -2,8 +2,8 @@
 
 `Site` is the loop. It is one thread, which alone writes to the folder; the channel's threads ask it
 for greetings, which it answers under a lock. What is sent is on disk before; what is received is on
-disk before its receipt goes out. The page 'Sites' of the manual's part for developers has the
-states of a round, and what a kill leaves at each.
+disk before its receipt goes out. The page 'Sites: the threat model and a round' of the manual has
+the states of a round, and what a kill leaves at each.
 """
 
 import contextlib

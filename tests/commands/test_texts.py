@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def titles() -> set[str]:
     """Titles of the manual's pages."""
-    files = [ROOT / "SECURITY.md", *(ROOT / "docs").glob("*/*.md")]
+    files = [ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")]
     return {title for file in files for title in re.findall("^# (.+)$", file.read_text(), re.M)}
 
 

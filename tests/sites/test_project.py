@@ -300,7 +300,6 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
         ({"network": {"edges": [["lyon", "lyon"]]}}, "not connected"),
         ({"network": {"edges": [["lyon", "turin", "geneva"]]}}, "give pairs of"),
         ({"network": {"edges": "lyon"}}, "edges is 'lyon'; give a list"),
-        ({"network": {"graph": "ring:3"}}, r"\[network\] graph is unknown"),
         ({"network": SETTINGS["network"] | {"mixing": "uniform"}}, "mixing is unknown"),
         ({"network": SETTINGS["network"] | {"seed": 1}}, r"\[network\] seed is unknown"),
     ],
