@@ -87,6 +87,7 @@ DESIGNS = {
 }
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", DESIGNS)
 def test_sites_train_the_models_of_a_run_with_their_noise(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path
@@ -128,6 +129,7 @@ def test_sites_train_the_models_of_a_run_with_their_noise(
     assert sites[0].guarantee == rounds.guarantee
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", DESIGNS)
 def test_a_restored_state_sends_the_same_bits(name: str) -> None:
     plan = plan_of(DESIGNS[name])
