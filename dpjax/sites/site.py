@@ -7,6 +7,7 @@ the states of a round, and what a kill leaves at each.
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import threading
@@ -21,6 +22,7 @@ import jax
 import numpy as np
 
 from dpjax import _files, _validate
+from dpjax.accounting import parties
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine.result import Progress
 from dpjax.engine.step import NOT_FINITE, Metrics, Outgoing
@@ -163,6 +165,8 @@ class Site:
         folder: Of this run, on a local disk; made where there is none.
         secret: Of the site's group, where noise is correlated between sites; None draws one.
         waits: Times.
+        is_own: Whether the problem is the caller's own: the first message is made of its first
+            model, so that sites then compare its values and those of frozen leaves.
 
     Raises:
         ValueError: For a name that is not in the project, a key that is not the roster's, a folder
@@ -191,6 +195,7 @@ class Site:
         *,
         secret: bytes | None = None,
         waits: Waits | None = None,
+        is_own: bool = False,
     ) -> None:
         self.agreement = agreement
         self.name = identity.name
@@ -215,6 +220,12 @@ class Site:
                 "the file of a group's secret where there is a group, and only there"
             )
         self._group_secret = secret
+        self._public = [problem.frozen] if is_own else None
+        if is_own and problem.init_per_agent:
+            raise ValueError(
+                "problem has init_per_agent=True, whose first models sites cannot compare, and "
+                "which are sent; give one first model to all"
+            )
         self._neighbours = _neighbours_of(agreement, self._number)
         self._is_linked = agreement.plan.guarantee.secrets == "links"
         rows = [len(self._members)]
@@ -228,6 +239,8 @@ class Site:
             )
         # Refuses a plan whose loss is none at sites.
         self._caption = self.guarantee.caption()
+        if self.guarantee.epsilon > parties.VACUOUS:
+            _log.warning("epsilon is vacuous: odds may change by more than e^%g", parties.VACUOUS)
         self._last = self.compute.rounds + agreement.average_rounds
         self._is_used = False
         self._folder = Folder(folder)
@@ -276,7 +289,7 @@ class Site:
                 folder.drawn("secret")
             if self._is_linked:
                 exchange = key_pair(folder.drawn("exchange")).public
-        terms = self.agreement.terms()
+        terms = self._terms()
         presence = wire.signed_presence(self._identity, nonce, terms, exchange)
         self._presences: _Presences = {self.name: presence}
         self._run = b""
@@ -291,6 +304,14 @@ class Site:
         if begun is not None:
             with self._telling_of_end():
                 self._resume(begun)
+
+    def _terms(self) -> dict[str, str]:
+        """What sites compare; of a problem of one's own its first values, too."""
+        terms = dict(self.agreement.terms())
+        if self._public is not None:
+            values = self.compute.init().models, self._public
+            terms["first model"] = hashlib.sha256(_bytes_of(values)).hexdigest()
+        return terms
 
     def _bind(self, nonce: bytes) -> None:
         """Refuse another secret of the group than the folder's: rounds' noise is correlated."""

@@ -80,7 +80,8 @@ def site(
             ``release=True``, which every site makes by the same program.
         data: This site's records: the section ``data`` of its settings, as `dpjax.sites.data.read`
             takes it; a function that returns (x, y) as the schema has them; or a problem of one
-            agent of your own.
+            agent of your own, whose first values (``params``, frozen leaves) count as public and
+            must be the same at all sites.
         settings: ``site.toml``, or its values: name, certificate, key, authority, folder,
             neighbours (name = "host:port"); where they apply listen ("host:port"), secret (the file
             of a group's), held_out (the share that measures), departed (names), renewals (files),
@@ -150,7 +151,17 @@ def site(
     )
     waits = Waits(**values.get("waits", {}))
     folder = home / values["folder"]
-    made = Site(project, problem, site_identity, channel, folder, secret=secret, waits=waits)
+    is_own = isinstance(data, Problem)
+    made = Site(
+        project,
+        problem,
+        site_identity,
+        channel,
+        folder,
+        secret=secret,
+        waits=waits,
+        is_own=is_own,
+    )
     if summary is not None:
         # Of the site alone, and journals keep what is logged.
         path = folder / "records.txt"

@@ -1,5 +1,6 @@
 """A site from its settings: what is read, what is refused, and a run over real channels."""
 
+import dataclasses
 import logging
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import dpjax as dp
 from dpjax.contrib import callbacks
+from dpjax.models import linear
 from dpjax.sites import project
 from dpjax.sites.identity import Authority, Roster, request
 from dpjax.sites.site import Site
@@ -174,3 +176,32 @@ def test_plans_that_sites_cannot_run_are_refused(files: dict, tmp_path: Path) ->
         dp.site(plan_of(DESIGNS["shared"]), problem_of(1), settings)
     with pytest.raises(ValueError, match="give data as a Problem"):
         dp.site(plan_of(DESIGNS["own"]), {"file": "records.csv"}, settings)
+
+
+def test_first_values_of_a_problem_of_ones_own_are_compared(files: dict, tmp_path: Path) -> None:
+    """The first message is made of them: of a model of private records it would be that model."""
+    plan = plan_of(DESIGNS["own"], rounds=5)
+    ports = dict.fromkeys(NAMES, 1)
+    problem = problem_of(1)
+    shapes = jax.eval_shape(problem.init, jax.random.key(0))
+    private = jax.tree.map(lambda leaf: np.resize(problem.x[0], leaf.shape).astype("f4"), shapes)
+    data = (problem.x, problem.y)
+    warm = dp.supervised(linear.Linear(), "logistic", data, data, problem.partition, params=private)
+    presences = []
+    for number, task in enumerate((problem, warm, problem_of(0))):
+        name = "geneva" if number == 2 else "lyon"
+        settings = settings_of(files, name, tmp_path, ports) | {"folder": tmp_path / str(number)}
+        site = dp.site(plan, task, settings)
+        presences.append(site._presences[name])
+        site.close()
+    plain, of_records, other = (dict(presence.terms) for presence in presences)
+    assert plain == other
+    differing = [item for item in plain if plain[item] != of_records[item]]
+    assert differing == ["first model"]
+
+
+def test_problems_whose_agents_start_apart_are_refused(files: dict, tmp_path: Path) -> None:
+    settings = settings_of(files, "lyon", tmp_path, dict.fromkeys(NAMES, 1))
+    task = dataclasses.replace(problem_of(1), init_per_agent=True)
+    with pytest.raises(ValueError, match="init_per_agent=True, whose first models sites cannot"):
+        dp.site(plan_of(DESIGNS["own"], rounds=5), task, settings)
