@@ -311,6 +311,10 @@ class Site:
         if self._public is not None:
             values = self.compute.init().models, self._public
             terms["first model"] = hashlib.sha256(_bytes_of(values)).hexdigest()
+        if self._group_secret is not None and len(self._members) == len(self.agreement.names):
+            # With another secret noise would not cancel, and nobody would be told.
+            digest = self.agreement.digest.encode()
+            terms["secret of the group"] = derived(self._group_secret, "commitment", digest).hex()
         return terms
 
     def _bind(self, nonce: bytes) -> None:

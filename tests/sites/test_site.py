@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -504,4 +505,22 @@ def test_log_tells_sessions_rounds_and_end(
             site._handle(Event("closed", "lyon", b"", "gone"))
     assert 1000 <= len(caplog.records) <= 1003
     assert caplog.records[0].getMessage() == "session with lyon closed: gone"
+    site.close()
+
+
+def test_another_secret_of_the_group_is_named(
+    identities: dict[str, Identity], tmp_path: Path
+) -> None:
+    """Noise that should cancel between sites would not, and all would end as if it had."""
+    plan = plan_of(DESIGNS["shared"], rounds=ROUNDS)
+    runner = Runner(Agreed(plan, identities), identities, tmp_path)
+    site = runner.site("geneva")
+    for secret, expected in ((bytes([9] * 32), None), (bytes([8] * 32), "the secret of the group")):
+        other = runner.site("lyon", secret=secret)
+        greeting = wire.Greeting(other._presences["lyon"], b"", ())
+        reason = site._check("lyon", wire.encoded(greeting))
+        assert reason == (expected and f"lyon and geneva differ in {expected}")
+        other.close()
+        shutil.rmtree(tmp_path / "lyon")
+    assert secret.hex() not in str(other._presences["lyon"].terms)
     site.close()
