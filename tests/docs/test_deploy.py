@@ -62,7 +62,8 @@ def texts() -> str:
     """All texts of the package's sites and what they call."""
     paths = [*(ROOT / "dpjax/sites").glob("*.py"), ROOT / "dpjax/_validate.py"]
     values = []
-    for path in [*paths, ROOT / "dpjax/plans/settings.py"]:
+    others = ("plans/settings.py", "engine/arguments.py")
+    for path in [*paths, *(ROOT / "dpjax" / other for other in others)]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 values.append(node.value)
