@@ -23,7 +23,6 @@ import numpy as np
 
 from dpjax import _files, _validate
 from dpjax.accounting import parties
-from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine.result import Progress
 from dpjax.engine.step import NOT_FINITE, Metrics, Outgoing
 from dpjax.learning.problem import Problem
@@ -46,7 +45,7 @@ _TICK = 0.2
 """Seconds after which a waiting site looks for what else there is to do."""
 _DIGEST_BYTES = 32
 _REFUSALS = 1000
-"""Refusals of a neighbour that are told one by one; later ones at each power of two."""
+"""Refusals of a neighbour that are reported one by one; later ones at each power of two."""
 _ROUNDS_TOLD = 10
 """Rounds of which one is told in the log."""
 _PIECE = 32
@@ -168,6 +167,9 @@ class Site:
         is_own: Whether the problem is the caller's own: the first message is made of its first
             model, so that sites then compare its values and those of frozen leaves.
 
+    Attributes:
+        guarantee: What all rounds guarantee, finite precision included.
+
     Raises:
         ValueError: For a name that is not in the project, a key that is not the roster's, a folder
             of another project, and what the plan cannot do at sites.
@@ -226,7 +228,7 @@ class Site:
                 "problem has init_per_agent=True, whose first models sites cannot compare, and "
                 "which are sent; give one first model to all"
             )
-        self._neighbours = _neighbours_of(agreement, self._number)
+        self._neighbours = neighbours_of(agreement, self._number)
         self._is_linked = agreement.plan.guarantee.secrets == "links"
         rows = [len(self._members)]
         if self._is_linked:
@@ -237,19 +239,14 @@ class Site:
                 f"average_rounds is {agreement.average_rounds} for method {agreement.plan.method}, "
                 "whose last models are no averages of messages; give 0"
             )
-        # Refuses a plan whose loss is none at sites.
-        self._caption = self.guarantee.caption()
+        # Made once, as every round states it. Refuses a plan whose loss is none at sites.
+        self.guarantee = self.compute.guarantee.replace(sites=True, insecure=channel.insecure)
         if self.guarantee.epsilon > parties.VACUOUS:
             _log.warning("epsilon is vacuous: odds may change by more than e^%g", parties.VACUOUS)
         self._last = self.compute.rounds + agreement.average_rounds
         self._is_used = False
         self._folder = Folder(folder)
         self._open_folder()
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """What all rounds guarantee, finite precision included."""
-        return self.compute.guarantee.replace(sites=True, insecure=self._channel.insecure)
 
     @property
     def round(self) -> int:
@@ -297,7 +294,6 @@ class Site:
         self._unkept: list[wire.Header] = []
         self._arrived: dict[tuple[str, int], Message] = {}
         self._doubt: str | None = None
-        self._evidence: tuple[wire.Header, wire.Header] | None = None
         self._state: State | None = None
         self._round = 0
         self._told = 0.0
@@ -312,7 +308,7 @@ class Site:
             values = self.compute.init().models, self._public
             terms["first model"] = hashlib.sha256(_bytes_of(values)).hexdigest()
         if self._group_secret is not None and len(self._members) == len(self.agreement.names):
-            # With another secret noise would not cancel, and nobody would be told.
+            # With another secret noise would not cancel, and nobody would notice.
             digest = self.agreement.digest.encode()
             terms["secret of the group"] = derived(self._group_secret, "commitment", digest).hex()
         return terms
@@ -657,7 +653,7 @@ class Site:
             "round": self._round,
             "rounds": self._last,
             "sent": len(headers),
-            "caption": self._caption,
+            "caption": self.guarantee.caption(),
             "peers": peers,
         }
         _files.replace(self.folder / "status.json", json.dumps(status).encode(), mode=0o600)
@@ -719,13 +715,13 @@ class Site:
     def _tell_turn(self, peer: _Neighbour, state: str) -> None:
         """Say that a session began or ended; of one that comes and goes not each time."""
         peer.turns += 1
-        if peer.turns <= _REFUSALS or peer.turns.bit_count() == 1:
+        if _is_reported(peer.turns):
             _log.info("session with %s %s", peer.name, state)
 
     def _is_told(self, peer: _Neighbour) -> bool:
-        """Whether one more refusal is told: a flood of them fills no disk and no memory."""
+        """Whether one more refusal is reported: a flood of them fills no disk and no memory."""
         peer.refused += 1
-        return peer.refused <= _REFUSALS or peer.refused.bit_count() == 1
+        return _is_reported(peer.refused)
 
     def _welcome(self, peer: _Neighbour) -> None:
         """Say to a new session what the last one may have lost."""
@@ -955,6 +951,11 @@ class Site:
         )
 
 
+def _is_reported(count: int) -> bool:
+    """Whether the so-manieth event of a kind is reported: the first ones, then powers of two."""
+    return count <= _REFUSALS or count.bit_count() == 1
+
+
 def _group_of(plan: Plan, site: int) -> tuple[int, ...]:
     """The sites that draw their noise from one secret with a site, itself among them."""
     noise: object = plan.noise
@@ -970,8 +971,13 @@ def _group_of(plan: Plan, site: int) -> tuple[int, ...]:
     return tuple(np.flatnonzero(group == group[site]).tolist())
 
 
-def _neighbours_of(agreement: Agreement, site: int) -> dict[str, _Neighbour]:
-    """Who sends to a site, and who receives from it."""
+def neighbours_of(agreement: Agreement, site: int) -> dict[str, _Neighbour]:
+    """Who sends to a site, and who receives from it, by name.
+
+    Args:
+        agreement: What all sites agree on.
+        site: The site's number.
+    """
     senders = agreement.plan.senders
     neighbours = {}
     for number, name in enumerate(agreement.names):

@@ -23,7 +23,7 @@ from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import ChannelLimits
 from dpjax.sites.identity import Identity, Renewal, Roster
 from dpjax.sites.project import Project
-from dpjax.sites.site import Agreement, Site, Waits
+from dpjax.sites.site import Agreement, Site, Waits, neighbours_of
 from dpjax.sites.store import shared_secret
 
 __all__ = ["site"]
@@ -131,6 +131,7 @@ def site(
     secret = shared_secret(home / values["secret"]) if "secret" in values else None
     site_identity = identity()
     summary = None
+    is_own = isinstance(data, Problem)
     if isinstance(data, Problem):
         problem = data
     else:
@@ -151,7 +152,6 @@ def site(
     )
     waits = Waits(**values.get("waits", {}))
     folder = home / values["folder"]
-    is_own = isinstance(data, Problem)
     made = Site(
         project,
         problem,
@@ -241,17 +241,11 @@ def _renewed(project: Agreement, paths: list[Path]) -> Agreement:
 def _addresses(project: Agreement, name: str, values: _Settings) -> dict[str, str | None]:
     """The neighbours of the plan, with the addresses of those that are dialled."""
     names = list(project.names)
-    number = names.index(_validate.one_of("name", name, names))
-    senders = project.plan.senders
-    neighbours = [
-        other
-        for index, other in enumerate(names)
-        if index in senders[number] or number in senders[index]
-    ]
+    neighbours = neighbours_of(project, names.index(_validate.one_of("name", name, names)))
     given = values.get("neighbours", {})
     if not isinstance(given, Mapping):
         raise _validate.refusal("neighbours", given, 'give a section: lyon = "host:port"')
-    check_keys("[neighbours] ", given, set(neighbours))
+    check_keys("[neighbours] ", given, neighbours.keys())
     return {other: given.get(other) for other in neighbours}
 
 

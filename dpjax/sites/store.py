@@ -108,6 +108,19 @@ class Folder:
         """
         self._write(name, content, os.replace)
 
+    def lines(self, name: str) -> list[bytes]:
+        """The lines of a file that `append` writes, without one that a kill cut off.
+
+        Nobody relied on what was cut off, so it is taken out of the file.
+
+        Args:
+            name: Relative to the folder.
+        """
+        complete, end, rest = (self.read(name) or b"").rpartition(b"\n")
+        if rest:
+            self.replace(name, complete + end)
+        return complete.splitlines()
+
     def append(self, name: str, line: bytes) -> None:
         """Append a line to a file, synchronised.
 
@@ -195,16 +208,12 @@ class Log:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._headers: dict[tuple[str, int], Header] = {}
-        content = folder.read("headers") or b""
-        # What a kill cut off was not relied on by anybody.
-        complete, end, rest = content.rpartition(b"\n")
-        if rest:
-            folder.replace("headers", complete + end)
-        for line in complete.splitlines():
+        self._last: dict[str, Header] = {}
+        for line in folder.lines("headers"):
             header = _header_of(line)
             if header is None:
                 raise Damaged(f"{folder.path / 'headers'} is damaged; this site must leave")
-            self._headers[header.sender, header.round] = header
+            self.note(header)
 
     def get(self, sender: str, round: int) -> Header | None:
         """The header of a sender's round; None where it is not known.
@@ -221,8 +230,7 @@ class Log:
         Args:
             sender: The site.
         """
-        headers = [header for (name, _), header in self._headers.items() if name == sender]
-        return max(headers, key=lambda header: header.round, default=None)
+        return self._last.get(sender)
 
     def note(self, header: Header) -> None:
         """Note a header in memory; `keep` puts it on disk.
@@ -231,6 +239,9 @@ class Log:
             header: One whose signature was checked.
         """
         self._headers[header.sender, header.round] = header
+        last = self._last.get(header.sender)
+        if last is None or header.round > last.round:
+            self._last[header.sender] = header
 
     def keep(self, headers: list[Header]) -> None:
         """Put headers on disk.
@@ -269,12 +280,7 @@ class Audit:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        content = folder.read(self.name) or b""
-        complete, end, rest = content.rpartition(b"\n")
-        if rest:
-            # A kill cut it off.
-            folder.replace(self.name, complete + end)
-        lines = complete.splitlines()
+        lines = folder.lines(self.name)
         self._last = hashlib.sha256(lines[-1]).hexdigest() if lines else ""
 
     def note(self, event: str, **fields: str | int | float) -> None:
