@@ -96,8 +96,8 @@ class PolynomialNoise:
 
     def __post_init__(self) -> None:
         """Keep copies that nobody can change."""
-        arrays = {name: fixed(getattr(self, name)) for name in ("coefficients", "scales")}
-        _validate.assign(self, precision=fixed(self.precision), **arrays)
+        names = ("coefficients", "scales", "precision")
+        _validate.assign(self, **{name: fixed(getattr(self, name)) for name in names})
 
     @property
     def degree(self) -> int:
@@ -143,7 +143,8 @@ def design_polynomial(
     """
     degree = _validate.integer("degree", degree, maximum=32)
     matrix = rounded(mixing_.check_mixing(mixing, stochastic=None))
-    n = matrix.matrix.shape[0]
+    w = matrix.matrix
+    n = w.shape[0]
     limits = spatial.bounds(precision_bound, n)
     steps = np.ones(1) if step_sizes is None else _validate.finite_array("step_sizes", step_sizes)
     # M = sum_k terms[-k] W^2k, whose values at u = x^2 are those of a polynomial.
@@ -153,16 +154,13 @@ def design_polynomial(
     # Few agents need more probes for the same error of the traces.
     count = _PROBES if n <= _DENSE else max(_PROBES, _DRAWN // n)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (n, count))
-    nodes, weights = _quadrature(lambda v: matrix.matrix @ v, signs, max(_STEPS, degree + 2))
-    spectrum = (nodes.ravel(), weights.ravel())
-    best_polynomials = functools.partial(
-        _polynomials, *spectrum, energy, interval(matrix.matrix), _half(matrix)
-    )
-    coefficients, precision = best_polynomials(degree)
+    nodes, weights = _quadrature(w.dot, signs, max(_STEPS, degree + 2))
+    spectrum = (nodes.ravel(), weights.ravel(), energy, interval(w), _half(matrix))
     # A degree whose coefficients cancel in float32 leaves the constant alone: try the next one.
-    while len(coefficients) == 1 and degree > 1:
-        degree -= 1
-        coefficients, precision = best_polynomials(degree)
+    for lowered in range(degree, 0, -1):
+        coefficients, precision = _polynomials(*spectrum, lowered)
+        if len(coefficients) > 1:
+            break
     bounds = diagonal_bounds(matrix, coefficients, precision, np.ones(n))
     # Rounding to nearest takes less than half of the last factor.
     scales = np.sqrt(bounds / limits) * (1 + 2.0**-23)
@@ -288,7 +286,7 @@ def least_product(
 
 def noise_map(matrix: HashableMatrix, coefficients: _Coefficients, scales: Vector) -> SquareMatrix:
     """Return the map S g(W) of normals to noise."""
-    return scales[:, None] * _applied(matrix.matrix, coefficients, np.eye(len(scales)))
+    return operator(matrix, coefficients, scales) @ np.eye(len(scales))
 
 
 def operator(matrix: HashableMatrix, coefficients: _Coefficients, scales: Vector) -> LinearOperator:
@@ -476,8 +474,7 @@ def _estimates(
     squares = _moments(matrix, _half(matrix))[:, 2::2]
     few = terms[-squares.shape[1] :]
     # tr(M R) is the mean of z' R^1/2 M R^1/2 z, and S g(W) a root of R.
-    gossiped = _applied(w, coefficients.astype(float), signs)
-    drawn = scales[:, None].astype(np.float64) * gossiped
+    drawn = operator(matrix, coefficients, scales) @ signs
     # A node above the spectrum makes Radau's rule an upper bound.
     top = interval(w)[1] ** 2 * (1 + 1e-9)
     steps = min(_STEPS, len(terms) + 1)

@@ -4,6 +4,7 @@ The guarantee is audited: computed again from the very arrays that will be run. 
 read `Target` and return a `Calibrated`.
 """
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -63,6 +64,8 @@ _Factor: TypeAlias = Float[np.ndarray, "n q"] | PerAgent
 _Fields: TypeAlias = dict[str, Any]
 """Values of any types by their names."""
 
+_TRIES = 40
+"""Scales that are tried for a factor in float32; where noise nearly cancels, some ten are."""
 _REMEDY = "make the plan from one config with plan.make"
 _AMOUNTS = ("mu", "rho", "bound", "rates", "ratios")
 """Fields of losses that may be stated larger than they are; all others must agree.
@@ -672,6 +675,56 @@ def groups(factor: np.ndarray) -> Counts:
     # Whoever adds a normal must know it, and all that the others who add it know.
     _, group = scipy.sparse.csgraph.connected_components(factor != 0, directed=False)
     return group.astype(np.int64)
+
+
+def float32_factor(covariance: np.ndarray, bound: AgentBound) -> np.ndarray:
+    """Round a factor of a covariance to float32, keeping [R^-1]_ii <= b_i.
+
+    The factor is the triangular one: where noise cancels, its small pivots keep all their digits,
+    and those of R^-1 follow. A symmetric factor writes the same small numbers as differences of
+    large ones, whose rounding costs noise in proportion to the square root of R's condition number.
+
+    Guarantee: with R = F F' of the float32 F that is returned, no [R^-1]_ii exceeds b_i, rounding
+    included; R gains a few 1e-7 of itself, unless it is all but singular in float32.
+
+    Args:
+        covariance: [n, n] symmetric positive definite R, in the squared units of the noise, or a
+            diagonal [n].
+        bound: b, or [n] b_i.
+
+    Returns:
+        [n, n] lower triangular float32 F, or its diagonal.
+
+    Raises:
+        ValueError: For a covariance that is singular in float32.
+    """
+    diagonal = precision.diagonal_of(covariance)
+    # A matrix that is singular, indefinite or not finite has no factor (a LinAlgError, which is a
+    # ValueError), or one without an inverse: it is refused below, with those that no scale brings
+    # within the bound.
+    with contextlib.suppress(ValueError), np.errstate(over="ignore", invalid="ignore"):
+        wide = np.linalg.cholesky(covariance) if diagonal is None else np.sqrt(diagonal)
+        # Rounding moves every entry by 2^-24 of its own size at most: a few larger factors are
+        # enough.
+        scale = 1.0
+        for attempt in range(_TRIES):
+            factor = (wide * scale).astype(np.float32)
+            excess = float(np.max(precision.inverse_diagonal(factor=factor) / bound))
+            # With b of `budget.bound_of`, `budget.mu_of` states of [R^-1]_ii <= (1 - 1e-12) b no
+            # more than mu sqrt((1 - 1e-12) (1 - 1e-15)) (1 + 1e-15), rounded by a few 1e-16.
+            if excess <= 1 - 1e-12:
+                return factor if covariance.ndim == factor.ndim else np.diag(factor)
+            # Steps that grow: each rounding moves the excess anew, by an amount that does not.
+            scale *= np.sqrt(excess) * (1 + 2.0 ** (attempt - 25))
+    matrix = covariance
+    if diagonal is not None:
+        # Its ends say the condition number, without an array [n, n].
+        matrix = np.diag([diagonal.min(), diagonal.max()])
+    raise ValueError(
+        f"design.covariance has condition number {np.linalg.cond(matrix):.1e} and entries up "
+        f"to {np.max(np.abs(covariance)):.1e}, too far apart for float32 noise; take "
+        "noise.Whisper(max_variance=20), which bounds the noise's variance, or rescale the loss"
+    )
 
 
 def guarantee_of(target: Target, noise: Calibrated) -> Guarantee:

@@ -6,7 +6,6 @@ bound itself, stand in `dpjax.plans.calibration`. A design is its class: its nam
 figures and the terms of its guarantee stand there, and `DESIGNS` lists all.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -23,7 +22,13 @@ from dpjax.mechanism import banded, spatial, temporal
 from dpjax.mechanism.design import Design
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
-from dpjax.plans.calibration import AgentBound, Factored, Target, check_applied_strategy
+from dpjax.plans.calibration import (
+    AgentBound,
+    Factored,
+    Target,
+    check_applied_strategy,
+    float32_factor,
+)
 from dpjax.plans.compatibility import CORRELATED, OWN_KEYS, SHARED_SEED, TO_SERVER, NoiseTerms
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.polynomial import Polynomial
@@ -67,8 +72,6 @@ _Expected: TypeAlias = dict[str, Any]
 
 _UNSAID = ("max_variance", "matrix", "participation")
 """Options that designs in older files lack; a `Covariance` may leave its matrix to the design."""
-_TRIES = 40
-"""Scales that are tried for a factor in float32; where noise nearly cancels, some ten are."""
 _DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
 _SCALED = (
     "C scaled to sensitivity 1 for this participation: the loss to an eavesdropper is 1 / sigma "
@@ -160,7 +163,7 @@ class Correlated:
             _check_design(design, self.expected(target))
         # Of this network and budget, whoever made it.
         design.check(target.network, bound)
-        return Factored(_rounded(design.covariance, bound), strategy, design)
+        return Factored(float32_factor(design.covariance, bound), strategy, design)
 
     def choose_strategy(self, target: Target, strategy: Strategy | None) -> Strategy:
         """The strategy over rounds: the part's own, or the one that was given."""
@@ -275,8 +278,7 @@ class Whisper(Correlated):
             return
         nested = isinstance(groups, list | tuple)
         if not nested or not all(isinstance(group, list | tuple) for group in groups):
-            text = _validate.shown(groups)
-            raise ValueError(f"subgroups is {text}; give sequences of agents, or None")
+            raise _validate.refusal("subgroups", groups, "give sequences of agents, or None")
         # Tuples, since parts are hashed.
         groups = tuple(tuple(_validate.agents("subgroups", group)) for group in groups)
         _validate.assign(self, subgroups=groups)
@@ -332,7 +334,15 @@ class Whisper(Correlated):
         }
 
 
-class AntiPgd(Correlated):
+class _OverRounds(Correlated):
+    """What designs of a strategy alone share: every agent draws its noise by itself."""
+
+    account = _OVER_ROUNDS
+    terms = OWN_KEYS
+    temporal = True
+
+
+class AntiPgd(_OverRounds):
     """Noise of which the next round takes most away, at each agent alone.
 
     Example:
@@ -345,8 +355,6 @@ class AntiPgd(Correlated):
     look = Look("anti-PGD", "#56B4E9", "P", "-.")
     paper = "Anti-PGD"
     account = f"sigma x clip x (C^-1 Z)_t, z_t - z_t-1; {_SCALED}"
-    terms = OWN_KEYS
-    temporal = True
 
     def strategy_for(
         self, mixing: Mixing, participation: Participation, equal: bool = False
@@ -356,7 +364,7 @@ class AntiPgd(Correlated):
 
 
 @dataclass(frozen=True)
-class _Banded(Correlated):
+class _Banded(_OverRounds):
     """What `PrefixSum` and `Mafalda` share: strategies of all diagonals, or of a few.
 
     Attributes:
@@ -368,10 +376,6 @@ class _Banded(Correlated):
     """
 
     bands: int | None = None
-
-    account = _OVER_ROUNDS
-    terms = OWN_KEYS
-    temporal = True
 
     def __post_init__(self) -> None:
         """Refuse what is no number of diagonals."""
@@ -424,7 +428,7 @@ class Mafalda(_Banded):
 
 
 @dataclass(frozen=True)
-class BandedInverse(Correlated):
+class BandedInverse(_OverRounds):
     """Noise that is a sum over the last rounds, near the optimum for prefix sums.
 
     Papers call it BISR.
@@ -444,9 +448,6 @@ class BandedInverse(Correlated):
     label = "banded_inverse"
     look = Look("banded inverse", "#AA4499", "1", _DOTS)
     paper = "BISR"
-    account = _OVER_ROUNDS
-    terms = OWN_KEYS
-    temporal = True
 
     def __post_init__(self) -> None:
         """Refuse what is no number of rounds."""
@@ -460,7 +461,7 @@ class BandedInverse(Correlated):
 
 
 @dataclass(frozen=True)
-class OneStep(Correlated):
+class OneStep(_OverRounds):
     """Noise that takes back a fraction of the last round's; papers call it DP-lambda-CGD.
 
     A run of large models keeps no noise: it draws the last round's again.
@@ -480,9 +481,6 @@ class OneStep(Correlated):
     label = "one_step"
     look = Look("one step", "#CC6677", "2", "-.")
     paper = "DP-lambda-CGD"
-    account = _OVER_ROUNDS
-    terms = OWN_KEYS
-    temporal = True
 
     def __post_init__(self) -> None:
         """Refuse what is no number; `banded.one_lag` checks its range."""
@@ -724,7 +722,7 @@ def named(label: str | None) -> Correlated | None:
         >>> noise.named("whisper_horizon")
         Whisper(horizon='run', max_variance=None, subgroups=None)
     """
-    if label is None or label == "non_private":
+    if label in (None, "non_private"):
         return None
     _validate.one_of("design", label, LABELS)
     return PARTS[LABELS.index(label) - 1]
@@ -765,53 +763,3 @@ def _check_design(design: Design, expected: _Expected) -> None:
                 f"design is {design.kind!r} of {name} {value!r}, the config's is {needed!r}; "
                 "make a design for this config"
             )
-
-
-def _rounded(covariance: np.ndarray, bound: AgentBound) -> np.ndarray:
-    """Round a factor of a covariance to float32, keeping [R^-1]_ii <= b_i.
-
-    The factor is the triangular one: where noise cancels, its small pivots keep all their digits,
-    and those of R^-1 follow. A symmetric factor writes the same small numbers as differences of
-    large ones, whose rounding costs noise in proportion to the square root of R's condition number.
-
-    Guarantee: with R = F F' of the float32 F that is returned, no [R^-1]_ii exceeds b_i, rounding
-    included; R gains a few 1e-7 of itself, unless it is all but singular in float32.
-
-    Args:
-        covariance: [n, n] symmetric positive definite R, in the squared units of the noise, or a
-            diagonal [n].
-        bound: b, or [n] b_i.
-
-    Returns:
-        [n, n] lower triangular float32 F, or its diagonal.
-
-    Raises:
-        ValueError: For a covariance that is singular in float32.
-    """
-    diagonal = precision.diagonal_of(covariance)
-    # A matrix that is singular, indefinite or not finite has no factor (a LinAlgError, which is a
-    # ValueError), or one without an inverse: it is refused below, with those that no scale brings
-    # within the bound.
-    with contextlib.suppress(ValueError), np.errstate(over="ignore", invalid="ignore"):
-        wide = np.linalg.cholesky(covariance) if diagonal is None else np.sqrt(diagonal)
-        # Rounding moves every entry by 2^-24 of its own size at most: a few larger factors are
-        # enough.
-        scale = 1.0
-        for attempt in range(_TRIES):
-            factor = (wide * scale).astype(np.float32)
-            excess = float(np.max(precision.inverse_diagonal(factor=factor) / bound))
-            # With b of `budget.bound_of`, `budget.mu_of` states of [R^-1]_ii <= (1 - 1e-12) b no
-            # more than mu sqrt((1 - 1e-12) (1 - 1e-15)) (1 + 1e-15), rounded by a few 1e-16.
-            if excess <= 1 - 1e-12:
-                return factor if covariance.ndim == factor.ndim else np.diag(factor)
-            # Steps that grow: each rounding moves the excess anew, by an amount that does not.
-            scale *= np.sqrt(excess) * (1 + 2.0 ** (attempt - 25))
-    matrix = covariance
-    if diagonal is not None:
-        # Its ends say the condition number, without an array [n, n].
-        matrix = np.diag([diagonal.min(), diagonal.max()])
-    raise ValueError(
-        f"design.covariance has condition number {np.linalg.cond(matrix):.1e} and entries up "
-        f"to {np.max(np.abs(covariance)):.1e}, too far apart for float32 noise; take "
-        "noise.Whisper(max_variance=20), which bounds the noise's variance, or rescale the loss"
-    )

@@ -11,9 +11,19 @@ from jaxtyping import Array, PRNGKeyArray
 from scipy.sparse.linalg import LinearOperator
 
 from dpjax import _validate
-from dpjax.mechanism import polynomial
+from dpjax.accounting import precision
+from dpjax.mechanism import polynomial, spatial
+from dpjax.mechanism.design import Design
 from dpjax.mechanism.polynomial import PolynomialNoise
-from dpjax.plans.calibration import Calibrated, DrawnNoise, OverAgents, PerAgent, Target
+from dpjax.plans.calibration import (
+    Calibrated,
+    DrawnNoise,
+    Factored,
+    OverAgents,
+    PerAgent,
+    Target,
+    float32_factor,
+)
 from dpjax.plans.compatibility import NoiseTerms
 from dpjax.protocols import Arrays, Look
 from dpjax.topology import gossip
@@ -64,12 +74,10 @@ class Polynomial:
     look = Look("polynomial", "#CC79A7", "+", "--")
     paper = ""
     terms = NoiseTerms(
-        released=False,
         known_variance=False,
         why=(
-            "all agents draw it from a seed that they share and can subtract, and what float64 "
-            "adds to it is not accounted: give attacker='outsider', gradients='any' and "
-            "release=False, or dp.noise.Independent()"
+            "all agents draw it from a seed that they share and can subtract: give "
+            "attacker='outsider' and gradients='any', or dp.noise.Independent()"
         ),
     )
     temporal = False
@@ -81,21 +89,35 @@ class Polynomial:
             remedy = 'give "run", a whole number from 1 to 100000, or leave it out'
             _validate.fields(self, _validate.integer, "horizon", maximum=100_000, remedy=remedy)
 
-    def calibrate(self, target: Target) -> "_CalibratedPolynomial":
+    def calibrate(self, target: Target) -> "_CalibratedPolynomial | Factored":
         """Make the noise for a budget on a network.
 
         Args:
             target: What it is for.
 
+        Returns:
+            What is gossiped; of a release a factor.
+
         Raises:
-            ValueError: For a schedule, or a mixing matrix that is not symmetric.
+            ValueError: For a schedule, a mixing matrix that is not symmetric, or one of a release
+                whose dense form memory does not hold.
         """
         rounds = target.rounds if self.horizon == "run" else self.horizon
         # The energy of all rounds depends on how large each step is.
         steps = None if rounds is None else target.config.optimizer.relative(rounds)
         bound = target.precision_bound(None)
         solution = polynomial.design_polynomial(target.mixing, bound, self.degree, step_sizes=steps)
-        return _CalibratedPolynomial(solution, polynomial.rounded(target.mixing))
+        noise = _CalibratedPolynomial(solution, polynomial.rounded(target.mixing))
+        if not target.config.release:
+            return noise
+        # Beyond memory the dense W is refused.
+        shape = noise.operator @ np.eye(len(target.dense))
+        # By exact losses in place of bounds on them: no agent has more noise than its budget asks.
+        shape *= np.sqrt(precision.inverse_diagonal(factor=shape) / bound)[:, None]
+        covariance = shape @ shape.T
+        energy = spatial.energy(covariance, target.dense)
+        design = Design.of(self.label, target.network, bound, covariance, energy)
+        return Factored(float32_factor(covariance, bound), None, design)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,12 +142,9 @@ class _CalibratedPolynomial(OverAgents, Calibrated):
     @property
     def factor(self) -> SquareMatrix | None:
         """S g(W) as a matrix, for tables; None beyond 2,048 agents."""
-        scales = self.solution.scales
-        coefficients = self.solution.coefficients
+        agents = len(self.solution.scales)
         # Tables and forecasts of more agents read the operator.
-        if len(scales) > _DENSE:
-            return None
-        return polynomial.noise_map(self.matrix, coefficients, scales).astype(np.float32)
+        return None if agents > _DENSE else (self.operator @ np.eye(agents)).astype(np.float32)
 
     @property
     def operator(self) -> LinearOperator:
@@ -135,10 +154,9 @@ class _CalibratedPolynomial(OverAgents, Calibrated):
 
     def check(self, target: Target) -> None:
         """Refuse another W than the target's, or arrays of other shapes or types."""
-        # A polynomial has any degree, the scales one number an agent.
-        shapes = {"factor": (target.agents,), "polynomial": self.arrays["polynomial"].shape[:1]}
         for name, array in self.arrays.items():
-            shape = shapes[name]
+            # A polynomial has any degree, the scales one number an agent.
+            shape = (target.agents,) if name == "factor" else array.shape[:1]
             if array.shape != shape or array.dtype != np.float32 or not np.isfinite(array).all():
                 raise ValueError(
                     f"{name} is {array.dtype} {array.shape}; give finite float32 numbers {shape}"
@@ -173,14 +191,14 @@ def _coloured_by_gossip(
 
     def single(part: Array) -> Array:
         # Numbers of neighbours are integers.
-        is_integer = not jnp.issubdtype(part.dtype, jnp.floating)
-        return part if is_integer else jax.lax.reduce_precision(part, 8, 23)
+        is_real = jnp.issubdtype(part.dtype, jnp.floating)
+        return jax.lax.reduce_precision(part, 8, 23) if is_real else part
 
     mixing = jax.tree.map(single, arrays["mixing"])
 
     def spread(drawn: Array) -> Array:
         # In the noise's own precision: a release's float64 loses nothing here.
-        coefficients = jnp.asarray(arrays["polynomial"]).astype(drawn.dtype)
+        coefficients = jnp.asarray(arrays["polynomial"], drawn.dtype)
         return gossip.polynomial(mixing, coefficients, drawn)
 
     return noise_.correlated(arrays["factor"], key=key, rounds=rounds, spread=spread)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpjax.engine import inputs
-from dpjax.plans import noise, plan
+from dpjax.plans import calibration, plan
 from dpjax.topology import graphs, mixing
 from tests.support import designed, diagonal, make_config
 
@@ -47,7 +47,7 @@ def test_no_budget_is_refused_and_none_is_exceeded(network, kind):
     broken = 0
     for bound in 10.0 ** rng.uniform(-6, 6, 150):
         expected = base.covariance / bound
-        result = noise._rounded(expected, np.asarray(bound))
+        result = calibration.float32_factor(expected, np.asarray(bound))
         assert result.dtype == np.float32
         assert max(exact_diagonal(result)) <= bound
         wide = result.astype(np.float64)
@@ -79,7 +79,7 @@ def test_plans_of_ordinary_budgets(agents):
 def test_what_float32_cannot_hold_is_refused():
     for expected in (np.diag([1.0, 1e-90]), np.full((2, 2), 1.0), 1e90 * np.eye(2)):
         with pytest.raises(ValueError, match="float32"):
-            noise._rounded(expected, np.asarray(1e-89))
+            calibration.float32_factor(expected, np.asarray(1e-89))
 
 
 def test_runs_without_correlation_multiply_no_matrix(network):

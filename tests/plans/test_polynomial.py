@@ -41,6 +41,48 @@ def test_stated_loss_is_hardly_above_exact_one(part):
         assert result.fingerprint() == again.fingerprint()
 
 
+@pytest.mark.mutant
+@pytest.mark.parametrize("graph", ["ring:12", "star:7"])
+def test_release_draws_by_a_factor_that_leaves_no_budget(graph):
+    matrix = mixing.metropolis_hastings(graphs.parse(graph), sparse=True)
+    simulated = make(matrix, rounds=9)
+    released = make(matrix, rounds=9, release=True)
+    assert released.guarantee.epsilon == simulated.guarantee.epsilon == 8
+    assert released.guarantee.secrets == "shared" and released.grid is not None
+    factor = released.factor.astype(float)
+    assert factor.shape == matrix.shape and set(released.noise.arrays) == {"factor"}
+    # By hand: all agents lose what the budget allows, without the reserve of a release.
+    losses = np.sqrt(9 * np.diag(np.linalg.inv(factor @ factor.T)))
+    losses *= released.config.protect.sensitivity
+    allowed = released.config.budget.without_reserve().allowed_mu()
+    np.testing.assert_allclose(losses, allowed, rtol=1e-5)
+    assert losses.max() <= released.guarantee.mu
+    # Correlated as what is gossiped, with no more of it.
+    correlations = []
+    for result in (simulated, released):
+        sizes = np.sqrt(np.diag(result.covariance()))
+        correlations.append(result.covariance() / np.outer(sizes, sizes))
+    np.testing.assert_allclose(*correlations, atol=1e-5)
+    assert np.trace(released.covariance()) < 1.01 * np.trace(simulated.covariance())
+    # A row that is smaller than it was made, and all rows.
+    reduced = released.factor.copy()
+    reduced[3] *= np.float32(1 - 1e-3)
+    for broken, agent in ((reduced, 3), (released.factor * np.float32(0.99), 0)):
+        weaker = dataclasses.replace(released.noise, factor=broken)
+        with pytest.raises(ValueError, match=f"guarantee states .* for agent {agent}"):
+            dataclasses.replace(released, noise=weaker)
+
+
+def test_release_is_refused_where_memory_holds_no_factor(monkeypatch):
+    monkeypatch.setattr("dpjax._validate.memory_limit", lambda: 10**6)
+    # The design itself needs none, of many agents.
+    monkeypatch.setattr(polynomial, "_DENSE", 9)
+    monkeypatch.setattr(polynomial, "_DRAWN", 2**12)
+    make(REGULAR)
+    with pytest.raises(ValueError, match="needs a dense matrix"):
+        make(REGULAR, release=True)
+
+
 def test_every_agent_has_its_own_budget():
     each = tuple(np.linspace(2, 8, 12))
     result = make(epsilon=each, rounds=3)
@@ -146,7 +188,6 @@ def test_what_it_does_not_join_is_refused(monkeypatch):
         ({"matrix": mixing.uniform_neighbors(graphs.star(5))}, "not symmetric"),
         ({"matrix": schedule}, "one matrix"),
         ({"attacker": "node"}, "share and can subtract"),
-        ({"release": True}, "release is True with noise Polynomial"),
         ({"optimizer": adam}, "no variance of noise Polynomial"),
     ):
         with pytest.raises(ValueError, match=message):

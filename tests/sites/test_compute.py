@@ -82,12 +82,13 @@ def trained(sites: Mapping[int, SiteRounds], rounds: int) -> dict[int, State]:
 DESIGNS = {
     "own": dp.noise.Independent(),
     "shared": dp.noise.Whisper(),
+    "polynomial": dp.noise.Polynomial(),
     "recursion": dp.noise.BandedInverse(4),
     "blocked": dp.noise.Mafalda(),
 }
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("name", DESIGNS)
 def test_sites_train_the_models_of_a_run_with_their_noise(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path
@@ -129,7 +130,7 @@ def test_sites_train_the_models_of_a_run_with_their_noise(
     assert sites[0].guarantee == rounds.guarantee
 
 
-@pytest.mark.gate(3)
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("name", DESIGNS)
 def test_a_restored_state_sends_the_same_bits(name: str) -> None:
     plan = plan_of(DESIGNS[name])

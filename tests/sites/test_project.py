@@ -56,6 +56,7 @@ DESIGNS: list[dict[str, Any]] = [
     {"name": "Whisper", "horizon": "run", "subgroups": [[0, 1], [2]]},
     {"name": "Pairwise"},
     {"name": "SpaceTime"},
+    {"name": "Polynomial"},
 ]
 
 
@@ -258,10 +259,6 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
         ),
         ({"method": {"name": "DSGD", "gossip_steps": 2}}, r"\[method\] is DSGD.*need all agents"),
         (EVEN | {"method": {"name": "Federated"}, "average_rounds": 0}, "whose rounds need all ag"),
-        (
-            EVEN | {"noise": [{"name": "Polynomial"}]},
-            r"with Polynomial.*need all agents",
-        ),
         (SCHEDULED | TRACKING | {"average_rounds": 1}, "average_rounds is for last models"),
         ({"average_rounds": -1}, "average_rounds is -1"),
         ({"seed": -1}, "seed is -1"),
