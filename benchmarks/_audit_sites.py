@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-import jax
 import numpy as np
 
 import _audit as audit
-from dpjax._numerics import double_precision
 from dpjax.contrib import replay
 from dpjax.data.partition import Partition
 from dpjax.engine import round as round_
@@ -234,11 +232,8 @@ class Leak(Tap):
 
         def with_bare(state: Any) -> Any:
             compute = site.compute
-            groups = compute._groups(int(state.round))
-            with double_precision():
-                zeros = tuple(jax.numpy.zeros(group.shape) for group in groups)
-            statics = compute._part.statics
-            sent = round_.outgoing_program(statics, compute._with(zeros), state)
+            zeros = compute._with(compute._places(int(state.round)))
+            sent = round_.outgoing_program(compute._part.statics, zeros, state)
             self.bare[int(state.round)] = site_._bytes_of(sent.message)
             return outgoing(state)
 

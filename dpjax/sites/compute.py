@@ -5,42 +5,30 @@ and of the noise's factor, in the same compiled programs. The normals alone come
 from `dpjax.sites.noise`, and enter the programs as arguments.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from dpjax import _validate
 from dpjax._numerics import double_precision, shapes
 from dpjax._programs import compiled
-from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import round as round_
 from dpjax.engine.step import NOT_FINITE, Metrics, Outgoing, Statics
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Memory, Message, Models, PublicState, State, Tree
+from dpjax.sites.noise import SiteNoise
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
 
 __all__ = ()
 
-_Normals: TypeAlias = tuple[Float[Array, "l rows entries"], ...]
 
-
-class Source(Protocol):
-    """What draws the normals of a secret, as `dpjax.sites.noise.SiteNoise` does."""
-
-    def normals(self, *, round: int, group: int, rows: int, entries: int) -> np.ndarray:
-        """Normals [rows, entries] of a round and a group of parameters."""
-
-
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """What of a state a site keeps on disk; the noise behind it is drawn again.
 
     Attributes:
@@ -93,36 +81,28 @@ class SiteRounds:
     ) -> None:
         if not plan.config.release:
             raise ValueError("plan has release=False, whose noise is not hardened; give True")
-        if plan.config.sampler.amplification() is not None:
-            raise ValueError(
-                f"plan has sampler {plan.config.sampler}, whose batches must stay secret from all "
-                "other sites; give Random, Cyclic or Full"
-            )
-        self._part = round_.part(plan, problem, seed, [site])
+        part = round_.part(plan, problem, seed, [site])
+        self._part = part
         self._rows = tuple(rows)
-        self._sources: tuple[Source, ...] = ()
-        self.guarantee: Guarantee = self._part.guarantee
+        self._sources: tuple[SiteNoise, ...] = ()
+        self._evaluation = problem.evaluation
+        self.guarantee = part.guarantee
         self.rounds = plan.config.rounds
         self.averages = type(plan.method) is DSGD
-        self._evaluation = problem.evaluation
-        self.senders = self._part.senders[0]
-        statics = self._part.statics
-        payload = jax.eval_shape(statics.method.payload, self._part.first.models)
+        self.senders = part.senders[0]
+        payload = jax.eval_shape(part.statics.method.payload, part.first.models)
         paths = jax.tree.leaves_with_path(payload)
         groups = noise_.draw_groups(paths, 1, "this site", np.float64)
-        self._sizes = tuple(group.entries for group in groups)
+        self._shapes = [(sum(rows), group.entries) for group in groups]
         strategy = plan.strategy
         self._route = None if strategy is None else rounds_.route(strategy, self.rounds)
-        self._given: _Normals = ()
-        self._given_rounds: range | None = None
+        self._drawn: dict[range, round_.Instance] = {}
         # Nothing is drawn yet: a program is traced for shapes alone.
-        with double_precision():
-            zeros = tuple(jnp.zeros(group.shape) for group in self._groups(0))
-        traced = self._with(zeros)
-        outgoing = round_.outgoing_program.trace(statics, traced, self._part.first)
+        zeros = self._with(self._places(0))
+        outgoing = round_.outgoing_program.trace(part.statics, zeros, part.first)
         self.message: Message = shapes(outgoing.out_info.message, 1)
 
-    def begin(self, sources: Sequence[Source]) -> None:
+    def begin(self, sources: Iterable[SiteNoise]) -> None:
         """Take what draws the normals, once the run has a name.
 
         Args:
@@ -130,7 +110,7 @@ class SiteRounds:
         """
         self._sources = tuple(sources)
         # Normals of other sources must not serve a second run.
-        self._given_rounds = None
+        self._drawn = {}
 
     def init(self) -> State:
         """The state before the first round."""
@@ -153,11 +133,11 @@ class SiteRounds:
         round_.check_form(state, self._part.first)
         for leaf in jax.tree.leaves(state.models):
             _validate.finite_array("stored.models", leaf)
-        secret = state.secret
+        noise = state.secret.noise
         # After the last round no noise is needed, and the secret may be gone.
         for done in range(stored.round if stored.round < self.rounds else 0):
-            added = _after(self._part.statics, self._instance(done), state.models, secret.noise)
-            secret = secret._replace(noise=added)
+            noise = _after(self._part.statics, self._instance(done), state.models, noise)
+        secret = state.secret._replace(noise=noise)
         return state._replace(secret=secret, round=jnp.int32(stored.round))
 
     def stored(self, state: State) -> Stored:
@@ -199,11 +179,11 @@ class SiteRounds:
             sent: Of `outgoing`.
             received: By the sender's number, the message that it sent, leaves [1, ...].
         """
-        together = self._together(received)
-        instance = self._instance(int(state.round))
         part = self._part
+        together = self._together(received)
+        # No noise is drawn any more.
         return round_.incoming_of_agents(
-            part.statics, instance, part.combine, state, sent, together
+            part.statics, part.instance, part.combine, state, sent, together
         )
 
     def averaged(self, state: State, received: Mapping[int, Models]) -> State:
@@ -243,55 +223,35 @@ class SiteRounds:
 
     def _instance(self, done: int) -> round_.Instance:
         """The arguments of a round's programs, its normals among them."""
-        groups = self._groups(done)
-        needed = groups[0].rounds
-        if needed != self._given_rounds:
-            with double_precision():
-                self._given = tuple(self._drawn(group) for group in groups)
-            self._given_rounds = needed
-        return self._with(self._given)
+        rounds = self._needed(done)
+        if rounds not in self._drawn:
+            places = self._places(done)
+            for group, (_, entries) in enumerate(self._shapes):
+                # Of rounds that there are not, weights are zero.
+                for round in range(max(rounds.start, 0), min(rounds.stop, self.rounds)):
+                    address = {"round": round, "group": group, "entries": entries}
+                    sources = zip(self._sources, self._rows, strict=True)
+                    drawn = [source.normals(rows=rows, **address) for source, rows in sources]
+                    places[group][round % len(rounds)] = np.concatenate(drawn)
+            self._drawn = {rounds: self._with(places)}
+        return self._drawn[rounds]
 
-    def _with(self, normals: _Normals) -> round_.Instance:
+    def _with(self, normals: list[np.ndarray]) -> round_.Instance:
         instance = self._part.instance
-        return instance._replace(arrays={**instance.arrays, "normals": normals})
+        with double_precision():
+            arrays = {**instance.arrays, "normals": tuple(map(jnp.asarray, normals))}
+        return instance._replace(arrays=arrays)
 
-    def _groups(self, done: int) -> "list[_Group]":
-        """The normals that a round is made of. All groups need those of equally many rounds."""
-        shapes_of_groups = [(sum(self._rows), entries) for entries in self._sizes]
-        rounds = range(done, done + 1)
-        if self._route is not None:
-            # The widest decides: what is drawn and not read does no harm.
-            drawn = [self._route.drawn(shape, done) for shape in shapes_of_groups]
-            rounds = max(drawn, key=len)
-        return [_Group(number, rounds, *shape) for number, shape in enumerate(shapes_of_groups)]
+    def _places(self, done: int) -> list[np.ndarray]:
+        """Of a round's normals, zeros: those of round t stand at t modulo the number of rounds."""
+        return [np.zeros((len(self._needed(done)), *shape)) for shape in self._shapes]
 
-    def _drawn(self, group: "_Group") -> Array:
-        """Normals of a group, those of round t at place t modulo the number of rounds."""
-        places = np.zeros(group.shape)
-        for round in group.rounds:
-            # Of rounds that there are not, weights are zero.
-            if not 0 <= round < self.rounds:
-                continue
-            parts = []
-            for source, rows in zip(self._sources, self._rows, strict=True):
-                address = {"round": round, "group": group.number}
-                parts.append(source.normals(**address, rows=rows, entries=group.entries))
-            places[round % len(group.rounds)] = np.concatenate(parts)
-        return jnp.asarray(places)
-
-
-class _Group(NamedTuple):
-    """Normals that a group of leaves needs in a round."""
-
-    number: int
-    rounds: range
-    rows: int
-    entries: int
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of the array of them."""
-        return len(self.rounds), self.rows, self.entries
+    def _needed(self, done: int) -> range:
+        """The rounds whose normals a round is made of: the same of all groups."""
+        if self._route is None:
+            return range(done, done + 1)
+        # The widest group decides: what is drawn and not read does no harm.
+        return max((self._route.drawn(shape, done) for shape in self._shapes), key=len)
 
 
 @compiled()

@@ -15,7 +15,6 @@ between organisations, in place of threefry's 64.
 """
 
 from collections.abc import Mapping
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +29,6 @@ from dpjax.secagg.primitives import KEY_BYTES, agreed, derived
 from dpjax.transforms import variates
 
 __all__ = ["SiteNoise"]
-
-_Normals: TypeAlias = Float[np.ndarray, "rows entries"]
 
 _LABEL = b"dpjax site 1"
 """Changed with the derivation: rounds whose noise returns later must be drawn alike."""
@@ -74,9 +71,13 @@ class SiteNoise:
         self._phase = _validate.integer("phase", phase, minimum=0, maximum=_LARGEST)
         if not isinstance(holder, str) or not holder:
             raise _validate.refusal("holder", holder, "give the name of a site, or of a group")
+        # The message shows neither of them.
+        for name, value in (("run", run), ("secret", secret)):
+            if not isinstance(value, bytes) or len(value) != KEY_BYTES:
+                raise ValueError(f"{name} is no {KEY_BYTES} bytes; give bytes of that length")
         self._holder = holder.encode()
-        self._run = _key_of("run", run)
-        self._secret = _key_of("secret", secret)
+        self._run = run
+        self._secret = secret
         if not any(secret):
             raise ValueError("secret is all zeros, as of a file that was lost; draw another")
 
@@ -88,7 +89,7 @@ class SiteNoise:
         """Refuse to be pickled."""
         raise TypeError("SiteNoise holds a secret, so it is not pickled; keep the secret's file")
 
-    def normals(self, *, round: int, group: int, rows: int, entries: int) -> _Normals:
+    def normals(self, *, round: int, group: int, rows: int, entries: int) -> np.ndarray:
         """Return the normals of a round's group of parameters.
 
         The bits are always the same. The numbers are so on one machine with one version of JAX;
@@ -160,13 +161,6 @@ def of_pair(
         parts += [name.encode(), ends[name]]
     secret = derived(shared, "pair", run, *parts, label=_PAIR_LABEL)
     return SiteNoise(secret, run=run, holder=",".join(sorted(ends)), phase=phase)
-
-
-def _key_of(name: str, value: bytes) -> bytes:
-    """Return 32 bytes, else raise ValueError, which does not show them."""
-    if not isinstance(value, bytes) or len(value) != KEY_BYTES:
-        raise ValueError(f"{name} is no {KEY_BYTES} bytes; give bytes of that length")
-    return value
 
 
 @jax.jit

@@ -607,7 +607,7 @@ def test_a_sites_programs_hold_no_records(keys: Path, tmp_path: Path) -> None:
     problem, _ = start._problem(sites.project, "lyon", {"file": "records.npz"}, values)
     compute = SiteRounds(sites.project.plan, problem, 1, [1], seed=sites.project.seed)
     part = compute._part
-    zeros = compute._with(tuple(np.zeros(group.shape) for group in compute._groups(0)))
+    zeros = compute._with(compute._places(0))
     program = round_.outgoing_program.trace(part.statics, zeros, part.first)
     marks = {name: marks_of(name) for name in NAMES}
     arguments = b"".join(np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(part.instance.data))
