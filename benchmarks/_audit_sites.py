@@ -3,13 +3,12 @@
 import contextlib
 import copy
 import functools
-import queue
 import secrets
 import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -17,6 +16,7 @@ from unittest import mock
 import numpy as np
 
 import _audit as audit
+from _local_sites import NAMES, Agreed, LocalChannel, Network, identities
 from dpjax.contrib import replay
 from dpjax.data.partition import Partition
 from dpjax.engine import round as round_
@@ -27,13 +27,12 @@ from dpjax.plans.plan import Plan
 from dpjax.sites import site as site_
 from dpjax.sites import wire
 from dpjax.sites.carrier import GrpcChannel
-from dpjax.sites.channel import Channel, ChannelLimits, Event, Traffic
-from dpjax.sites.identity import Authority, Identity, Roster, request
+from dpjax.sites.channel import Channel, ChannelLimits, Event
+from dpjax.sites.identity import Identity
 from dpjax.sites.noise import SiteNoise
 from dpjax.sites.site import Site, Waits
 from dpjax.sites.store import KEY_BYTES, Folder
 
-NAMES = ("geneva", "lyon", "nice", "turin")
 VICTIM = 1
 NEIGHBOUR = 2
 MOST_ROUNDING = 0.2
@@ -108,85 +107,6 @@ def problems(training_plan: Plan, victim: int | None) -> list[Problem]:
         )
         alone.append(task)
     return alone
-
-
-class Agreed:
-    """A project, without its file."""
-
-    average_rounds = 0
-    seed = 3
-    names = NAMES
-
-    def __init__(self, training_plan: Plan, roster: Roster) -> None:
-        self.plan = training_plan
-        self.roster = roster
-        self.digest = training_plan.fingerprint()
-
-    def terms(self) -> dict[str, str]:
-        """What sites compare."""
-        return {"plan": self.digest, "roster": self.roster.digest}
-
-
-class Queues:
-    """Sessions between threads of this process, for all sites of one run."""
-
-    def __init__(self) -> None:
-        self.guard = threading.RLock()
-        self.ends: dict[str, QueueChannel] = {}
-
-    def meet(self, new: "QueueChannel") -> None:
-        """Sessions with all neighbours that are there."""
-        with self.guard:
-            self.ends[new.name] = new
-            for peer in new.peers & self.ends.keys():
-                other = self.ends[peer]
-                for one, end in ((new, other), (other, new)):
-                    reason = end.check(one.name, one.greeting(end.name))
-                    assert reason is None, reason
-                for one, end in ((new, other), (other, new)):
-                    one.events.put(Event("opened", end.name))
-
-
-class QueueChannel:
-    """A `dpjax.sites.channel.Channel` over queues."""
-
-    insecure = False
-
-    def __init__(self, network: Queues, name: str, peers: set[str]) -> None:
-        self.network = network
-        self.name = name
-        self.peers = peers
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-
-    def open(
-        self, greeting: Callable[[str], bytes], check: Callable[[str, bytes], str | None]
-    ) -> None:
-        """Meet those who are there."""
-        self.greeting = greeting
-        self.check = check
-        self.network.meet(self)
-
-    def send(self, peer: str, data: bytes) -> bool:
-        """Put a message into the other's queue."""
-        with self.network.guard:
-            if peer not in self.network.ends:
-                return False
-            self.network.ends[peer].events.put(Event("message", self.name, data))
-            return True
-
-    def receive(self, seconds: float) -> Event | None:
-        """The next event."""
-        try:
-            return self.events.get(timeout=seconds)
-        except queue.Empty:
-            return None
-
-    def statistics(self) -> Mapping[str, Traffic]:
-        """Nothing is counted."""
-        return {}
-
-    def close(self) -> None:
-        """Messages that are in queues still arrive."""
 
 
 class Tap:
@@ -279,8 +199,7 @@ class Runs:
         self.folder = folder
         self.carrier = carrier
         self.identities = identities(folder)
-        roster = Roster({name: self.identities[name].public_key for name in NAMES})
-        self.agreed = Agreed(self.plan, roster)
+        self.agreed = Agreed(self.plan, self.identities)
         self.worlds = [problems(self.plan, None), problems(self.plan, VICTIM)]
         self._traced: dict[int, Any] = {}
 
@@ -370,12 +289,12 @@ class Runs:
 
     def _channels(self) -> dict[str, Channel]:
         senders = self.plan.senders
-        network = Queues()
+        network = Network()
         peers = {
             name: {NAMES[sender] for sender in senders[number]} for number, name in enumerate(NAMES)
         }
         if self.carrier == "queues":
-            return {name: QueueChannel(network, name, peers[name]) for name in NAMES}
+            return {name: LocalChannel(network, name, peers[name]) for name in NAMES}
         ports = dict(zip(NAMES, free_ports(len(NAMES)), strict=True))
         channels: dict[str, Channel] = {}
         for name in NAMES:
@@ -424,18 +343,6 @@ def run_all(sites: list[Site]) -> None:
         thread.join(SECONDS)
         if thread.is_alive() or errors:
             raise RuntimeError("a site failed or hangs") from next(iter(errors), None)
-
-
-def identities(folder: Path) -> dict[str, Identity]:
-    """Of all sites, by an authority for trials."""
-    authority = Authority(folder / "authority")
-    loaded = {}
-    for name in NAMES:
-        key, demand = request(name, folder)
-        certificate = authority.sign(demand)
-        root = authority.certificate
-        loaded[name] = Identity.load(name, certificate=certificate, key=key, authority=root)
-    return loaded
 
 
 # Faults, each in a site's own code as it is deployed.

@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks._local_sites import LocalChannel, Network
 from dpjax.sites import project as project_
 from dpjax.sites import start
 from dpjax.sites.identity import Authority, Identity, Roster, request
 from dpjax.sites.project import Project
 from dpjax.sites.site import Site, Waits
-from tests.sites.network import LocalChannel, Network
 from tests.sites.proxy import Proxy
 
 NAMES = ("geneva", "lyon", "turin")

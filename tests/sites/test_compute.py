@@ -1,7 +1,8 @@
 """A site's rounds: the plan's, with its own noise and records, and nothing of others."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -55,18 +56,32 @@ def plan_of(
     return dp.make_plan(config, W, counts=[RECORDS] * SITES)
 
 
-def source_of(plan: dp.Plan, site: int) -> tuple[SiteNoise, int]:
+Sources = list[tuple[SiteNoise, int]]
+"""What draws noise, each with how many rows of normals it draws."""
+
+
+def sources_of(plan: dp.Plan, site: int) -> Sources:
     """The noise of a site: of its own secret, or of the one that all share."""
     if plan.guarantee.secrets == "own":
-        return SiteNoise(bytes([site + 1] * 32), run=RUN, holder=f"site {site}"), 1
-    return SiteNoise(bytes([9] * 32), run=RUN, holder="all"), SITES
+        return [(SiteNoise(bytes([site + 1] * 32), run=RUN, holder=f"site {site}"), 1)]
+    return [(SiteNoise(bytes([9] * 32), run=RUN, holder="all"), SITES)]
+
+
+def all_sources(plan: dp.Plan) -> Sources:
+    """The noise of all sites, in the order of the factor's columns."""
+    if plan.guarantee.secrets == "own":
+        return [sources_of(plan, i)[0] for i in range(SITES)]
+    return sources_of(plan, 0)
+
+
+def with_sources(plan: dp.Plan, site: int, sources: Sources) -> SiteRounds:
+    rounds = SiteRounds(plan, problem_of(site), site, [rows for _, rows in sources])
+    rounds.begin([source for source, _ in sources])
+    return rounds
 
 
 def site_of(plan: dp.Plan, site: int) -> SiteRounds:
-    source, rows = source_of(plan, site)
-    rounds = SiteRounds(plan, problem_of(site), site, [rows])
-    rounds.begin([source])
-    return rounds
+    return with_sources(plan, site, sources_of(plan, site))
 
 
 def trained(sites: Mapping[int, SiteRounds], rounds: int) -> dict[int, State]:
@@ -77,6 +92,56 @@ def trained(sites: Mapping[int, SiteRounds], rounds: int) -> dict[int, State]:
             received = {j: sent[j].message for j in site.senders}
             states[i] = site.incoming(states[i], sent[i], received)
     return states
+
+
+class Replayed:
+    """A release of one process, whose normals are replaced by those that sources draw."""
+
+    def __init__(
+        self, plan: dp.Plan, sources: Sources, patch: pytest.MonkeyPatch, folder: Path
+    ) -> None:
+        # By round, drawn before anything is traced; blocks reach beyond the last one.
+        normals = []
+        for t in range(plan.config.rounds + 32):
+            address = {"round": t, "group": 0, "entries": FEATURES + 1}
+            drawn = [source.normals(rows=rows, **address) for source, rows in sources]
+            normals.append(np.concatenate(drawn))
+        table = np.stack(normals)
+
+        def draw(key, group, shape, dtype, released, rows):
+            assert (group, shape, released) == (0, table.shape[1:], True)
+            return lambda round: jnp.asarray(table)[round]
+
+        patch.setattr(noise_, "_draw", draw)
+        rounds = dp.rounds(plan, problem_of(*range(SITES)), key_file=folder / "key")
+        state = rounds.init()
+        for _ in range(plan.config.rounds):
+            state, _ = rounds.step(state)
+        self.models = state.models
+        self.guarantee = rounds.guarantee
+
+    def check(self, states: Mapping[int, State]) -> None:
+        """Assert that sites have its models, which are not zero."""
+        assert max(float(abs(leaf).max()) for leaf in jax.tree.leaves(self.models)) > 0.1
+        for i, state in states.items():
+            own = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], self.models)
+            difference = jax.tree.map(lambda a, b: float(abs(a - b).max()), own, state.models)
+            assert max(jax.tree.leaves(difference)) < 1e-6
+
+
+def check_restored(made: Callable[[int], SiteRounds], *marks: int) -> None:
+    """Assert that a site sends the same bits after a restart at these rounds."""
+    sites = {i: made(i) for i in range(SITES)}
+    for rounds in marks:
+        state = trained(sites, rounds)[1]
+        stored = sites[1].stored(state)
+        assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(stored.models))
+        fresh = made(1)
+        messages = []
+        for site, current in ((sites[1], state), (fresh, fresh.restored(stored))):
+            leaves = jax.tree.leaves(site.outgoing(current).message)
+            messages.append([np.asarray(leaf).tobytes() for leaf in leaves])
+        assert messages[0] == messages[1]
 
 
 DESIGNS = {
@@ -91,57 +156,17 @@ DESIGNS = {
 @pytest.mark.gate(4)
 @pytest.mark.parametrize("name", DESIGNS)
 def test_sites_train_the_models_of_a_run_with_their_noise(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A release of one process, whose normals are replaced by those that the sites draw."""
     plan = plan_of(DESIGNS[name])
     sites = {i: site_of(plan, i) for i in range(SITES)}
-    states = trained(sites, ROUNDS)
-
-    def table(group: int, entries: int) -> np.ndarray:
-        """Normals of all sites by round, drawn before anything is traced."""
-        draws = []
-        for t in range(ROUNDS + 32):
-            if plan.guarantee.secrets == "own":
-                sources = [source_of(plan, i)[0] for i in range(SITES)]
-                rows = [s.normals(round=t, group=group, rows=1, entries=entries) for s in sources]
-                draws.append(np.concatenate(rows))
-            else:
-                source, _ = source_of(plan, 0)
-                draws.append(source.normals(round=t, group=group, rows=SITES, entries=entries))
-        return np.stack(draws)
-
-    values = table(0, FEATURES + 1)
-
-    def draw(key, group, shape, dtype, released, rows):
-        assert (group, shape) == (0, (SITES, FEATURES + 1))
-        return lambda round: jnp.asarray(values)[round]
-
-    monkeypatch.setattr(noise_, "_draw", draw)
-    rounds = dp.rounds(plan, problem_of(*range(SITES)), key_file=tmp_path / "key")
-    state = rounds.init()
-    for _ in range(ROUNDS):
-        state, _ = rounds.step(state)
-    assert max(float(abs(leaf).max()) for leaf in jax.tree.leaves(state.models)) > 0.1
-    for i in range(SITES):
-        own = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], state.models)
-        difference = jax.tree.map(lambda a, b: float(abs(a - b).max()), own, states[i].models)
-        assert max(jax.tree.leaves(difference)) < 1e-6
-    assert sites[0].guarantee == rounds.guarantee
+    together = Replayed(plan, all_sources(plan), monkeypatch, tmp_path)
+    together.check(trained(sites, ROUNDS))
+    assert sites[0].guarantee == together.guarantee
 
 
 @pytest.mark.gate(4)
 @pytest.mark.parametrize("name", DESIGNS)
 def test_a_restored_state_sends_the_same_bits(name: str) -> None:
     plan = plan_of(DESIGNS[name])
-    sites = {i: site_of(plan, i) for i in range(SITES)}
-    for rounds in (0, 3, 33):
-        states = trained(sites, rounds)
-        expected = sites[1].outgoing(states[1]).message
-        stored = sites[1].stored(states[1])
-        assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(stored.models))
-        fresh = site_of(plan, 1)
-        again = fresh.outgoing(fresh.restored(stored)).message
-        assert jax.tree.map(bytes, jax.tree.map(np.asarray, again)) == jax.tree.map(
-            bytes, jax.tree.map(np.asarray, expected)
-        )
+    check_restored(lambda site: site_of(plan, site), 0, 3, 33)

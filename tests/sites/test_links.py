@@ -9,7 +9,6 @@ import stat
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,9 +24,16 @@ from dpjax.sites.noise import SiteNoise, of_pair
 from dpjax.sites.site import MustLeave
 from dpjax.sites.store import Audit, Damaged
 from dpjax.topology.links import link_pairs
-from dpjax.transforms import noise as noise_
 from tests.sites import test_site
-from tests.sites.test_compute import FEATURES, RUN, SITES, plan_of, problem_of, trained
+from tests.sites.test_compute import (
+    RUN,
+    SITES,
+    Replayed,
+    check_restored,
+    plan_of,
+    trained,
+    with_sources,
+)
 from tests.sites.test_site import NAMES, Agreed, Killed, Runner, equal_models, killing, sent_by
 
 ROUNDS = 12
@@ -46,18 +52,12 @@ def link_source(site: int, other: int) -> SiteNoise:
     return of_pair(PRIVATE[site], ends, NAMES[other], run=RUN)
 
 
-def sources_of(plan: dp.Plan, site: int) -> list[SiteNoise]:
-    """Those of a site: its own, then those of its links by the other ends' numbers."""
-    if plan.guarantee.secrets == "own":
-        return [own_source(site)]
-    return [own_source(site), *(link_source(site, other) for other in plan.senders[site])]
-
-
 def site_of(plan: dp.Plan, site: int) -> SiteRounds:
-    sources = sources_of(plan, site)
-    rounds = SiteRounds(plan, problem_of(site), site, [1] * len(sources))
-    rounds.begin(sources)
-    return rounds
+    """With its own noise, then that of its links by the other ends' numbers."""
+    sources = [own_source(site)]
+    if plan.guarantee.secrets == "links":
+        sources += [link_source(site, other) for other in plan.senders[site]]
+    return with_sources(plan, site, [(source, 1) for source in sources])
 
 
 @functools.cache
@@ -71,52 +71,20 @@ def test_sites_train_the_models_of_one_loop_with_their_normals(
 ) -> None:
     """All normals in one process, which a release refuses: the refusal is taken away here."""
     plan = planned(name)
-    states = trained({i: site_of(plan, i) for i in range(SITES)}, ROUNDS)
-    own = [own_source(site) for site in range(SITES)]
     pairs = link_pairs(plan.mixing) if name == "links" else []
+    own = [own_source(site) for site in range(SITES)]
     sources = [*own, *(link_source(int(i), int(j)) for i, j in pairs)]
-    values = np.stack(
-        [
-            np.concatenate(
-                [s.normals(round=t, group=0, rows=1, entries=FEATURES + 1) for s in sources]
-            )
-            for t in range(ROUNDS)
-        ]
-    )
-
-    def draw(key, group, shape, dtype, released, rows):
-        assert (group, shape, released) == (0, (len(sources), FEATURES + 1), True)
-        return lambda round: jnp.asarray(values)[round]
-
-    monkeypatch.setattr(noise_, "_draw", draw)
     design = type(plan.config.noise)
     terms = dataclasses.replace(design.terms, one_process=True)
     monkeypatch.setattr(design, "terms", terms)
-    rounds = dp.rounds(plan, problem_of(*range(SITES)), key_file=tmp_path / "key")
-    state = rounds.init()
-    for _ in range(ROUNDS):
-        state, _ = rounds.step(state)
-    assert max(float(abs(leaf).max()) for leaf in jax.tree.leaves(state.models)) > 0.1
-    for i in range(SITES):
-        alone = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], state.models)
-        difference = jax.tree.map(lambda a, b: float(abs(a - b).max()), alone, states[i].models)
-        assert max(jax.tree.leaves(difference)) < 1e-6
-    assert site_of(plan, 0).guarantee == rounds.guarantee
+    together = Replayed(plan, [(source, 1) for source in sources], monkeypatch, tmp_path)
+    together.check(trained({i: site_of(plan, i) for i in range(SITES)}, ROUNDS))
+    assert site_of(plan, 0).guarantee == together.guarantee
 
 
 @pytest.mark.parametrize("name", DESIGNS)
 def test_a_restored_state_sends_the_same_bits(name: str) -> None:
-    plan = planned(name)
-    sites = {i: site_of(plan, i) for i in range(SITES)}
-    for rounds in (0, 3):
-        states = trained(sites, rounds)
-        expected = sites[1].outgoing(states[1]).message
-        fresh = site_of(plan, 1)
-        again = fresh.outgoing(fresh.restored(sites[1].stored(states[1]))).message
-        first, second = (
-            [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(m)] for m in (expected, again)
-        )
-        assert first == second
+    check_restored(lambda site: site_of(planned(name), site), 0, 3)
 
 
 class _Silent:

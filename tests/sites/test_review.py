@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import dpjax as dp
+from benchmarks._local_sites import LocalChannel
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.sites import store, wire
 from dpjax.sites.channel import Event
@@ -23,7 +24,6 @@ from dpjax.sites.identity import Identity, Refused
 from dpjax.sites.noise import SiteNoise
 from dpjax.sites.site import MustLeave, Site, Waits
 from dpjax.sites.store import Audit, Folder
-from tests.sites.network import LocalChannel
 from tests.sites.test_compute import DESIGNS, RECORDS, SITES, plan_of, problem_of, site_of
 from tests.sites.test_site import (
     NAMES,

@@ -13,45 +13,21 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import _local_sites
+from benchmarks._local_sites import NAMES, Agreed, LocalChannel, Network
 from dpjax.sites import wire
 from dpjax.sites.channel import Event, Traffic
-from dpjax.sites.identity import Authority, Identity, Roster, request
+from dpjax.sites.identity import Identity
 from dpjax.sites.site import MustLeave, Site, Waits
 from dpjax.sites.store import Audit
-from tests.sites.network import LocalChannel, Network
 from tests.sites.test_compute import DESIGNS, SITES, plan_of, problem_of
 
-NAMES = ("geneva", "lyon", "nice", "turin")
 ROUNDS = 6
 
 
 @pytest.fixture(scope="module")
 def identities(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Identity]:
-    folder = tmp_path_factory.mktemp("identities")
-    authority = Authority(folder / "authority")
-    made = {}
-    for name in NAMES:
-        key, signing = request(name, folder)
-        certificate = authority.sign(signing)
-        root = authority.certificate
-        made[name] = Identity.load(name, certificate=certificate, key=key, authority=root)
-    return made
-
-
-class Agreed:
-    """A project, without its file."""
-
-    def __init__(self, plan, identities: dict[str, Identity], average_rounds: int = 0) -> None:
-        self.plan = plan
-        self.names = NAMES
-        self.roster = Roster({name: identities[name].public_key for name in NAMES})
-        self.seed = 3
-        self.digest = plan.fingerprint()
-        self.average_rounds = average_rounds
-        self.extra: dict[str, str] = {}
-
-    def terms(self) -> dict[str, str]:
-        return {"plan": self.digest, "roster": self.roster.digest, **self.extra}
+    return _local_sites.identities(tmp_path_factory.mktemp("identities"))
 
 
 class Runner:

@@ -1,10 +1,47 @@
-"""Sessions between sites of one process, for tests of the loop: threads and queues."""
+"""Sites of one process: identities, what they agree on, and sessions over queues."""
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from dpjax.sites.channel import Event
+from dpjax.plans.plan import Plan
+from dpjax.sites.channel import Event, Traffic
+from dpjax.sites.identity import Authority, Identity, Roster, request
+
+NAMES = ("geneva", "lyon", "nice", "turin")
+
+
+def identities(folder: Path) -> dict[str, Identity]:
+    """Of all sites, by an authority for trials."""
+    authority = Authority(folder / "authority")
+    loaded = {}
+    for name in NAMES:
+        key, demand = request(name, folder)
+        certificate = authority.sign(demand)
+        root = authority.certificate
+        loaded[name] = Identity.load(name, certificate=certificate, key=key, authority=root)
+    return loaded
+
+
+class Agreed:
+    """A project, without its file."""
+
+    names = NAMES
+    seed = 3
+
+    def __init__(
+        self, plan: Plan, identities: Mapping[str, Identity], average_rounds: int = 0
+    ) -> None:
+        self.plan = plan
+        self.roster = Roster({name: identities[name].public_key for name in NAMES})
+        self.digest = plan.fingerprint()
+        self.average_rounds = average_rounds
+        self.extra: dict[str, str] = {}
+
+    def terms(self) -> dict[str, str]:
+        """What sites compare."""
+        return {"plan": self.digest, "roster": self.roster.digest, **self.extra}
 
 
 class Network:
@@ -33,7 +70,7 @@ class Network:
 
 
 class LocalChannel:
-    """A channel between threads."""
+    """A `dpjax.sites.channel.Channel` between threads."""
 
     insecure = False
 
@@ -47,6 +84,7 @@ class LocalChannel:
     def open(
         self, greeting: Callable[[str], bytes], check: Callable[[str, bytes], str | None]
     ) -> None:
+        """Meet those who are there."""
         self.greeting = greeting
         self.check = check
         with self.network.guard:
@@ -56,6 +94,7 @@ class LocalChannel:
                     self.network.join(self, other)
 
     def send(self, peer: str, data: bytes) -> bool:
+        """Put a message into the other's queue."""
         with self.network.guard:
             if peer not in self.sessions:
                 return False
@@ -64,15 +103,18 @@ class LocalChannel:
             return True
 
     def receive(self, seconds: float) -> Event | None:
+        """The next event."""
         try:
             return self.events.get(timeout=seconds)
         except queue.Empty:
             return None
 
-    def statistics(self) -> dict:
+    def statistics(self) -> Mapping[str, Traffic]:
+        """Nothing is counted."""
         return {}
 
     def close(self) -> None:
+        """End all sessions; messages that are in queues still arrive."""
         with self.network.guard:
             if self.network.channels.get(self.name) is self:
                 del self.network.channels[self.name]
