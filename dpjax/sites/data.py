@@ -56,10 +56,6 @@ _DIALECT: Section = {
 """Keys of a source, and what they are by default."""
 _NO = ("0", "no", "No", "NO", "false", "False", "FALSE")
 _YES = ("1", "yes", "Yes", "YES", "true", "True", "TRUE")
-_REMEDIES = {
-    "number": "decimals follow the source's mark; of a date give days since a public date",
-    "flag": "give yes or no",
-}
 # No marks of thousands, no infinities, no underscores, no digits of other scripts.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
@@ -133,16 +129,22 @@ class _Column:
             return cls(**{**keys, **section})
 
     @property
+    def choices(self) -> tuple[str, ...]:
+        """The words of a column that has no numbers."""
+        return _NO + _YES if self.type == "flag" else self.classes
+
+    @property
     def described(self) -> str:
-        """Its name, and what it may be."""
-        values = f"{self.low:g} to {self.high:g}"
+        """Its name and what it may be, in Markdown; as code, since HTML would be rendered."""
+        # Every digit: a range is what records are clipped to.
+        values = f"{self.low!r} to {self.high!r}".replace(".0 ", " ").removesuffix(".0")
         if self.type != "number":
-            values = ", ".join(map(repr, self.classes or ("no", "yes")))
+            values = ", ".join(map(_code, self.classes or ("no", "yes")))
         if self.other:
             values += ", or another"
         if self.missing == "middle":
             values += ", or missing"
-        return f"{self.name!r}: {values}"
+        return f"{_code(self.name)}: {values}"
 
     def features(self) -> dict[str, _Range]:
         """Ranges of the numbers that stand for it, by their names."""
@@ -162,18 +164,34 @@ class _Column:
         return words | dict.fromkeys(missing, math.nan if self.missing == "middle" else math.inf)
 
     def number(self, cell: str, words: Mapping[str, float], decimal: str) -> float:
-        """What stands for a cell; what would be infinite is refused."""
+        """What stands for a cell; infinite where it is refused."""
         # All others come after the last class.
         number = words.get(cell, len(self.classes) if self.other else math.inf)
         if self.type == "number" and cell not in words:
             # A point among decimal commas marks thousands, or another dialect.
             plain = cell.translate({ord("."): decimal, ord(decimal): "."})
             number = float(plain) if _NUMBER.fullmatch(plain) else math.inf
-        if math.isinf(number):
-            value = f"column {self.name!r}: {cell[:40]!r}"
-            remedy = _REMEDIES.get(self.type) or _validate.choice(cell, self.classes)
-            raise ValueError(f"{value} is no {self.type}, or missing; {remedy}")
         return number
+
+    def reason(self, cell: str, words: Mapping[str, float], decimal: str) -> str:
+        """Why a cell is refused, and what of the settings mends it, without the cell itself.
+
+        A cell is a patient's, and a log may be sent on.
+        """
+        if cell in words:
+            return "is missing, which the schema refuses: fill it in, or leave out the record"
+        other = "," if decimal == "." else "."
+        if self.type == "number" and math.isfinite(self.number(cell, words, other)):
+            return (
+                f"is no number; if {other!r} is its decimal mark, give [data] decimal = {other!r}"
+            )
+        expected = "; of a date give days since a public date"
+        if self.choices:
+            expected = f" of {_validate.shown([*self.choices])}"
+        remedy = f"say what it means, {self.name} = {{ ... }} under [data.values]"
+        if self.missing == "middle":
+            remedy += ", or list it in [data] missing_values"
+        return f"is no {self.type}{expected}; {remedy}"
 
     def expanded(self, numbers: np.ndarray) -> np.ndarray:
         """Features [m, k], in the schema's units, of the numbers [m] of cells."""
@@ -240,6 +258,17 @@ class Schema:
     def features(self) -> dict[str, _Range]:
         """A record's features in order, with their ranges in an archive; of arrays one for all."""
         return {name: pair for column in self.columns for name, pair in column.features().items()}
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What a model's user needs: names and ranges [k, 2] of features, the label and classes."""
+        return {
+            "features": np.array([*self.features]),
+            "ranges": np.array([*self.features.values()]),
+            "label": np.array(self.label.name),
+            "label_range": np.array([self.label.low, self.label.high]),
+            "classes": np.array(self.classes, str),
+        }
 
     @property
     def digest(self) -> str:
@@ -366,8 +395,8 @@ def split(records: Records, held_out: float, seed: int) -> tuple[Records, Record
 def read(source: Section, schema: Schema, folder: _files.PathLike) -> Records:
     """Return a site's records.
 
-    Guarantee: see `Schema`. Errors name file, line and column, and show values: they are for the
-    site's operator alone, and never sent.
+    Guarantee: see `Schema`. Errors name file, line and column, what is expected there, and the
+    setting that mends it. They show no cell: whoever is asked for help gets the log.
 
     Args:
         source: ``file``, an .npz or a .csv. An archive has ``x`` [m, ...], the schema's features in
@@ -396,16 +425,16 @@ def read(source: Section, schema: Schema, folder: _files.PathLike) -> Records:
         >>> records.x.tolist(), records.y.tolist()
         ([[0.5]], [1])
     """
-    _section("source", source, _DIALECT)
+    _section("[data]", source, _DIALECT)
     name = source.get("file")
-    _text("source: file", name)
+    _text("[data] file", name)
     # As it is: file systems may tell apart two forms of one letter.
     path = Path(folder, str(name))
     with _files.reading(path, "give what the schema and the settings say"), naming({}, f"{path}: "):
         if not path.is_file():
-            raise ValueError("there is no such file")
+            raise ValueError("there is no such file; mend [data] file")
         if path.suffix == ".npz":
-            _section("source of an archive", source, ("file",))
+            _section("[data] of an archive", source, ("file",))
             arrays = _files.archive(path)
         else:
             arrays = _table(path, {**_DIALECT, **source}, schema)
@@ -446,48 +475,93 @@ def _scaled(
 def _table(path: Path, source: Section, schema: Schema) -> dict[str, np.ndarray]:
     """Features x in the schema's units, and labels y, of a csv file."""
     columns = {column.name: column for column in (*schema.columns, schema.label)}
-    decimal = _validate.one_of("decimal", source["decimal"], (".", ","))
-    delimiter = _validate.one_of("delimiter", source["delimiter"], (",", ";", "\t", "|"))
-    entries = _validate.entries("missing_values", source["missing_values"])
+    decimal = _validate.one_of("[data] decimal", source["decimal"], (".", ","))
+    delimiters = (",", ";", "\t", "|")
+    delimiter = _validate.one_of("[data] delimiter", source["delimiter"], delimiters)
+    entries = _validate.entries("[data] missing_values", source["missing_values"])
     missing = [_plain(entry) for entry in entries]
-    names = _section("names", source["names"], columns)
-    values = _section("values", source["values"], columns)
-    with naming({}, "name the file's encoding, such as 'cp1252': "):
-        text = path.read_bytes().decode(_text("encoding", source["encoding"]))
-    # Windows writes a byte order mark.
-    lines = io.StringIO(text.removeprefix("\ufeff"), newline="")
+    names = _section("[data.names]", source["names"], columns)
+    values = _section("[data.values]", source["values"], columns)
+    lines = io.StringIO(_decoded(path, source["encoding"]), newline="")
     # Pandas would fill up short rows, and read on behind a broken quote.
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     header = [_plain(cell) for cell in next(reader, ())]
     cells = []
     for name, column in columns.items():
-        title = _text("names", names.get(name, name))
-        if header.count(title) != 1:
-            raise ValueError(
-                f"{title!r} is not one column of {_validate.shown(header)}, for {name!r}"
-            )
-        place = header.index(title)
+        place = _place(header, _text(f"[data.names] {name}", names.get(name, name)), name)
         # No other column of the schema is this one.
         header[place] = ""
         words = column.words(missing)
-        # Misspelt, a meaning would be another value in silence.
-        strict = dataclasses.replace(column, other=False)
         meanings = values.get(name, {})
         # A site's word may be another word of the schema.
         own_words = {}
-        for cell, meaning in _section(f"values of {name}", meanings, meanings).items():
-            own_words[_plain(cell)] = strict.number(_plain(meaning), words, decimal)
+        for cell, meaning in _section(f"[data.values] {name}", meanings, meanings).items():
+            own_words[_plain(cell)] = _meaning(column, _plain(meaning), words, decimal)
         cells.append((place, column, words | own_words))
     # Numbers of Python take four times as much memory.
     numbers = array("d")
     try:
         for row in filter(None, reader):
             if len(row) != len(header):
-                raise ValueError(f"not {len(header)} cells, as in the header")
+                remedy = f"{len(row)} cells, and line 1 has {len(header)}; see [data] delimiter"
+                raise ValueError(remedy)
             for place, column, words in cells:
-                numbers.append(column.number(_plain(row[place]), words, decimal))
+                cell = _plain(row[place])
+                number = column.number(cell, words, decimal)
+                if math.isinf(number):
+                    reason = column.reason(cell, words, decimal)
+                    raise ValueError(f"column {column.name!r} {reason}")
+                numbers.append(number)
     except (csv.Error, ValueError) as error:
         raise ValueError(f"line {reader.line_num}: {error}") from None
     table = np.array(numbers).reshape(-1, len(columns)).T
     blocks = [column.expanded(row) for column, row in zip(schema.columns, table, strict=False)]
     return {"x": np.hstack(blocks), "y": table[-1]}
+
+
+def _decoded(path: Path, encoding: object) -> str:
+    """The text of a file, without the byte order mark that Windows writes."""
+    data = path.read_bytes()
+    remedy = "give the file's under [data], such as encoding = 'cp1252'"
+    try:
+        return data.decode(_text("[data] encoding", encoding)).removeprefix("\ufeff")
+    except UnicodeError as error:
+        # Python's own words show letters of a cell.
+        line = data[: getattr(error, "start", 0)].count(b"\n") + 1
+        raise ValueError(f"line {line} is not in encoding {encoding}; {remedy}") from None
+    except LookupError:
+        raise _validate.refusal("[data] encoding", encoding, remedy) from None
+
+
+def _place(header: list[str], title: str, name: str) -> int:
+    """Where a column is, by its title; without titles line 1 is a record, and is not shown."""
+    count = header.count(title)
+    if count == 1:
+        return header.index(title)
+    if len(header) == 1:
+        raise ValueError("line 1 has one column; mend [data] delimiter")
+    raise ValueError(
+        f"line 1 has {count} columns {title!r}, where one is {name!r} of the schema; give its "
+        f"title, {name} = ... under [data.names]"
+    )
+
+
+def _meaning(column: _Column, word: str, words: Mapping[str, float], decimal: str) -> float:
+    """The number of what a site says that a cell means: the operator's word, and no cell."""
+    # Misspelt, a meaning would be another value in silence.
+    strict = dataclasses.replace(column, other=False)
+    number = strict.number(word, words, decimal)
+    if math.isinf(number):
+        remedy = _validate.choice(word, column.choices) if column.choices else "give a number"
+        raise _validate.refusal(f"[data.values] {column.name}", word, remedy)
+    return number
+
+
+def _code(text: str) -> str:
+    """Text as code in Markdown, in which nothing is a mark."""
+    fence = "`"
+    while fence in text:
+        fence += "`"
+    # A space keeps a mark of the text's own apart.
+    space = " " if "`" in text else ""
+    return f"{fence}{space}{text}{space}{fence}"
