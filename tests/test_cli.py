@@ -256,6 +256,8 @@ def test_file_of_settings_trains(capsys: Capture, elsewhere: Path) -> None:
             "hiden =",
             r"\[model\] hiden is unknown; did you mean hidden\? If not, choose one of activation, ",
         ),
+        ("hidden = ", "hidden = 32 #", r"\[model\] hidden is 32; give a list, \[32\]"),
+        ('"Sgd"', '"Adam"', r"\[optimizer\] name is 'Adam'; choose one of Sgd$"),
         (
             '"Independent"',
             '"Independent"\nfoo = 3 #',

@@ -96,10 +96,7 @@ SCHEDULED = NoiseTerms(
     payloads=(*ANSWERS, "models"),
     by_round=True,
     one_process=False,
-    why=(
-        f"{_SECRET_KEYS}; what float32 adds to it is not accounted, so it is a simulation "
-        "(release=False)"
-    ),
+    why=_SECRET_KEYS,
 )
 """Of designs whose scale changes by round."""
 SIMULATED = "a run in one process holds all keys, so it is a simulation (release=False)"

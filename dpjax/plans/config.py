@@ -71,8 +71,8 @@ class Config:
         if (self.noise is None) != (self.budget is None):
             present, missing = ("budget", "noise") if self.noise is None else ("noise", "budget")
             raise ValueError(
-                f"{present} is {_validate.shown(getattr(self, present))} and {missing} is missing; "
-                "a private config has both, one without noise neither"
+                f"{present} is given and {missing} is missing; a private config has both, one "
+                "without noise neither"
             )
         if self.release and self.noise is None:
             raise ValueError("release is True for a config without noise; give it noise")

@@ -213,8 +213,7 @@ class PairKeys(ScaledNoise):
         one_process=False,
         why=(
             "its loss is known for D-SGD (method=DSGD()), and with gradients='view' for steps of "
-            f"constant size (optimizer=Sgd(step_size)); {SIMULATED}: in a release every agent "
-            "draws its own with transforms.noise"
+            "constant size (optimizer=Sgd(step_size))"
         ),
     )
 

@@ -186,7 +186,15 @@ class ScheduledLaplace(_Scheduled):
     label = "laplace"
     kind = "laplace"
     look = Look("scheduled Laplace", "#AA4499", "h", "--")
-    terms = dataclasses.replace(SCHEDULED, loss="pure", released=False)
+    terms = dataclasses.replace(
+        SCHEDULED,
+        loss="pure",
+        released=False,
+        why=(
+            f"{SCHEDULED.why}; what float32 adds to it is not accounted, so it is a simulation "
+            "(release=False)"
+        ),
+    )
 
     total = staticmethod(pure.epsilon_of_sensitivities)
 

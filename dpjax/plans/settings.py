@@ -74,12 +74,12 @@ def config_parts(settings: Section, sites: Sites) -> dict[str, Any]:
     """
     # D-SGD is what a file without the section means.
     settings = {"method": {"name": "DSGD"}, "release": False, **settings}
-    designs = []
-    for section in settings.get("noise", []):
-        # A baseline without noise has no class.
-        designs.append(None if section == {"name": "None"} else _part("noise", section))
     return {
-        "noise": designs,
+        # A baseline without noise has no class.
+        "noise": [
+            None if section == {"name": "None"} else _part("noise", section)
+            for section in settings.get("noise", [])
+        ],
         "budget": _budget(settings["budget"], sites) if "budget" in settings else None,
         "protect": constructed("protect", protect.Protect, settings["protect"]),
         **{name: _part(name, settings[name]) for name in ("sampler", "optimizer", "method")},
@@ -151,7 +151,9 @@ def _part(section: str, section_values: Section) -> Any:
     """A part by its class's name and its arguments."""
     values = dict(section_values)
     classes = vars(_PARTS[section])
-    names = [name for name in classes["__all__"] if inspect.isclass(classes[name])]
+    kinds = {name for name in classes["__all__"] if inspect.isclass(classes[name])}
+    # A file has no function for a chain.
+    names = sorted(kinds - {"Chain"})
     name = _validate.one_of(f"{SECTIONS[section]} name", values.pop("name", None), names)
     return constructed(section, classes[name], values)
 
@@ -163,9 +165,12 @@ def constructed(section: str, kind: Callable[..., Any], values: Section) -> Any:
     check_keys(f"{SECTIONS[section]} ", values, set(parameters) - {"parent"})
     with naming(titles_of(section, parameters)):
         for name, parameter in parameters.items():
-            variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            if parameter.default is parameter.empty and not variadic and name not in values:
+            value = values.get(name, parameter.default)
+            # Of *args and **kwargs a class may get none.
+            if value is parameter.empty and not str(parameter).startswith("*"):
                 raise ValueError(f"{name} is missing; {kind.__name__} needs it (see dpjax init)")
+            if isinstance(parameter.default, tuple):
+                _validate.entries(name, value)
         return kind(**{name: _tuples(value) for name, value in values.items()})
 
 

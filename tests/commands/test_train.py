@@ -341,7 +341,7 @@ def test_baseline_runs_beside_private_plans(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("pairs", "match"),
     [
-        ([('"Independent"', '"None"')], "budget. is Budget.* and noise is missing; a private"),
+        ([('"Independent"', '"None"')], "budget. is given and noise is missing; a private"),
         (
             [('"Independent"', '"None"\nhorizon = "run"')],
             "noise.. name is 'None'; choose one of",

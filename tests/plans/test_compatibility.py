@@ -141,3 +141,10 @@ def test_label_of_ones_own_is_no_other_designs(label):
 def test_design_that_is_none_is_refused(design):
     with pytest.raises(ValueError, match="design is .*; give one that dp.design or Design.load"):
         plan.make(make_config(), COMPLETE, design=design)
+
+
+def test_designs_that_sites_release_are_not_called_simulations():
+    """Sites quote the reason, and of theirs none is one."""
+    for design in noise.DESIGNS.values():
+        if design.terms.released:
+            assert "simulation" not in design.terms.why, design
