@@ -3,6 +3,8 @@
 JAX is imported by what runs alone: a health check asks for the status every minute.
 """
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -174,7 +176,10 @@ def _run(settings: Path, insecure_loopback: bool) -> int:
     values = start.settings_of(settings)
     for name in ("plan", "data"):
         if name not in values:
-            raise ValueError(f"{settings}: {name} is missing; `dpjax site run --help`")
+            raise ValueError(f"{settings}: {name} is missing; the page 'Real sites' has an example")
+    if "listen" not in values:
+        # Of handshakes the end that dials learns all from its channel, in one line.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     member = start.site(values["plan"], values["data"], values, insecure_loopback=insecure_loopback)
     try:
         _LOG.info("%s: %s", member.name, member.guarantee.caption())
@@ -216,14 +221,18 @@ def _end(member: "Site") -> int:
 def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> int:
     """Print what a site is doing: its round, its neighbours, waits, and what it has spent.
 
-    It ends with status 1 where a site has stopped, or is not done and has written nothing for a
-    while.
+    It ends with status 1 where no process runs a site that is not done, or one has written nothing
+    for a while.
 
     Args:
         folder: Of its run.
         stale: Seconds; more than a round takes.
     """
     path = folder / "status.json"
+    if not path.exists():
+        doing = "a site starts" if _is_used(folder) else "no site has been started"
+        print(f"{folder}: {doing} with this folder, which its site.toml names")
+        return 1
     with _files.reading(path, "name the folder of a site that has been started"):
         status: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         print(f"{status['name']}: {status['doing']}, round {status['round']} of {status['rounds']}")
@@ -233,13 +242,29 @@ def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> 
             print(f"  {peer}: " + ", ".join(f"{key} {value}" for key, value in known.items()))
         age = time.time() - status["time"]
         print(f"written {age:.0f} s ago")
-    lines = Audit.check(folder / Audit.name)
+    audit = folder / Audit.name
+    lines = Audit.check(audit) if audit.exists() else 0
     print(f"audit: {_validate.counted(lines, 'line')}, each with the digest of the one before")
-    has_stopped = age > stale and status["doing"] != "is done"
-    if has_stopped or status["doing"].startswith("stopped"):
-        print("the site has stopped, or a round takes longer: see its log")
+    is_done = status["doing"].startswith("is done")
+    if _is_used(folder):
+        if age > stale and not is_done:
+            print("the site hangs, or a round takes longer: see its log")
+            return 1
+    elif not is_done:
+        print("the site has stopped: no process runs it; see its log, and start it again")
         return 1
     return 0
+
+
+def _is_used(folder: Path) -> bool:
+    """Whether a process has a site's folder now."""
+    with contextlib.suppress(FileNotFoundError), open(folder / "lock", "rb") as file:
+        try:
+            # Let go of at once, with the file.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 _subcommand = tyro.conf.subcommand

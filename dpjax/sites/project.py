@@ -6,6 +6,7 @@ every site makes the plan again from them, audits the noise as it will run, and 
 itself. Values name classes of this package alone, so reading a file runs nobody's code.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import inspect
@@ -13,11 +14,12 @@ import io
 import json
 import re
 import textwrap
+import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -26,6 +28,7 @@ import numpy as np
 
 from dpjax import _files, _validate
 from dpjax._version import __version__
+from dpjax.accounting import parties
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data.partition import Partition
 from dpjax.learning.problem import Problem
@@ -55,6 +58,8 @@ from dpjax.topology.mixing import Mixing, metropolis_hastings
 
 __all__ = ["Project"]
 
+_Records: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""Records, and their labels as the loss takes them."""
 PROTOCOL = 1
 """Changed with the bytes that sites exchange, and with what a plan file holds."""
 
@@ -78,8 +83,18 @@ _TOGETHER = {
     "only if the names in the roster are distinct organisations.",
 }
 """What several sites learn that put together what they have, by who holds secrets of noise."""
+_PYTHON = {
+    r"release=True: give release=False, which must not be published, or": "a release, as of sites:",
+    r"; a run in one process holds all keys, so it is a simulation \(release=False\)": "",
+    r",? or release=False": "",
+    r"release is True with": "sites release, with",
+    r"\b(dp\.\w+\.)?([A-Z]\w+)\([^()]*\)": r"\2",
+    r"\b(\w+)=(?=\S)": r"\1 = ",
+}
+"""What errors of plans say in Python, and how a file of settings has it."""
 _PARAGRAPHS = re.compile(r"(?<=[.]) (?=NOT |Protected |A person |Sites: )")
 _WIDTH = 100
+_REMEDY = "get both files again"
 _REQUIRED = ("rounds", "network", "model", "protect", "budget", "noise", "sampler", "optimizer")
 _DEFAULTS = {"seed": 0, "average_rounds": 0, "data": {}}
 _KEYS = {"protocol", "package", "settings", "roster", "schema", "arrays"}
@@ -144,14 +159,20 @@ class Project:
                 settings that sites cannot run, and for less noise than the budget asks for.
         """
         path = Path(path)
+        stored = path.with_suffix(".npz")
+        for file in (path, stored):
+            with _files.reading(file, _REMEDY):
+                file.stat()
         # Hostile values fail in every way.
-        with _files.reading(path, "get both files again"), naming({}, f"{path}: "):
+        with _files.reading(path, _REMEDY), naming({}, f"{path}: "), _as_file():
             text = _content(path, _MOST_TEXT).decode()
             content = json.loads(text)
             digest = content.pop("digest", None)
             # Byte for byte: no key stands twice, and nobody has edited a value.
             if content.keys() != _KEYS or text != _sealed(content):
-                raise ValueError("its content was changed, or is not that of a plan file")
+                raise ValueError(
+                    f"its content was changed, or is not that of a plan file; {_REMEDY}"
+                )
             if content["protocol"] != PROTOCOL:
                 raise ValueError(f"its protocol is not {PROTOCOL}; use the dpjax that wrote it")
             settings = content["settings"]
@@ -159,9 +180,9 @@ class Project:
             target = _target(settings, roster)
             # Three arrays [n, n] at most, and a strategy.
             entries = 4 * target.agents**2 + target.rounds**2
-            data = _content(path.with_suffix(".npz"), min(2**16 + 8 * entries, _MOST_ARRAYS))
+            data = _content(stored, min(2**16 + 8 * entries, _MOST_ARRAYS))
             if _digest(data) != content["arrays"]:
-                raise ValueError("its arrays are damaged, or of another plan")
+                raise ValueError(f"its arrays are damaged, or of another plan; {_REMEDY}")
             plan = _stored_plan(target, _arrays(data))
             schema = Schema.of(content["schema"])
             return cls(
@@ -175,6 +196,10 @@ class Project:
                 settings["seed"],
                 settings["average_rounds"],
             )
+
+    def described(self) -> dict[str, np.ndarray]:
+        """Return what a saved model's file says beside the model, for whoever uses it elsewhere."""
+        return {**self.schema.arrays, "loss": np.array(self.loss)}
 
     def terms(self) -> dict[str, str]:
         """Return what all sites compare, by item in words: a digest each."""
@@ -207,12 +232,8 @@ class Project:
         """
         if x.shape[1:] != self.schema.shape:
             raise _validate.refusal("shape of x", x.shape, f"the schema's is {self.schema.shape}")
-        shards = Partition(np.arange(len(x))[None], np.array([len(x)]), (name,))
-        section = self.settings["model"]
-        options = {key: section[key] for key in MODEL_OPTIONS - {"loss"} & section.keys()}
         data = (x, y), (x_test, y_test)
-        with naming(titles_of("model", MODEL_OPTIONS)):
-            return supervised(self.module, self.loss, *data, shards, name=name, **options)
+        return _problem(self.settings["model"], self.module, self.loss, data, name)
 
     def document(self) -> str:
         """Return a page in Markdown for a data protection officer, made from the plan."""
@@ -230,6 +251,8 @@ class Project:
         averaging = ""
         if self.average_rounds:
             averaging = _AVERAGING.format(rounds=self.average_rounds, parameters=parameters)
+        fault = budget_fault(self.plan)
+        warning = f"\n{textwrap.fill(f'**Warning**: {fault}.', _WIDTH)}\n" if fault else ""
         columns = [f"- {column.described}" for column in self.schema.columns]
         columns.append(f"- the label, {self.schema.label.described}")
         paragraphs = _PARAGRAPHS.split(guarantee.statement())
@@ -242,9 +265,25 @@ class Project:
             numbers=_size(payload),
             counts="does not tell" if self.plan.counts is None else "tells",
             statement="\n\n".join(textwrap.fill(text, _WIDTH) for text in paragraphs),
+            warning=warning,
             together=textwrap.fill(_TOGETHER[str(guarantee.secrets)], _WIDTH),
             group=_GROUP if guarantee.secrets in ("group", "shared") else "",
         )
+
+
+def budget_fault(plan: Plan) -> str:
+    """Return what is absurd in a budget, of which a plan holds all the same; "" for nothing.
+
+    Args:
+        plan: Any.
+    """
+    with warnings.catch_warnings(record=True) as faults:
+        warnings.simplefilter("always")
+        calibration.check_delta(plan.config, plan.agents, plan.counts)
+    texts = [str(fault.message) for fault in faults]
+    if plan.guarantee.epsilon > parties.VACUOUS:
+        texts.append(f"epsilon is vacuous: odds may change by more than e^{parties.VACUOUS:g}")
+    return "; ".join(texts)
 
 
 def write(settings: Section, roster: Roster, schema: Section, path: _files.PathLike) -> Project:
@@ -270,6 +309,16 @@ def write(settings: Section, roster: Roster, schema: Section, path: _files.PathL
             written.
     """
     path = Path(path)
+    with _as_file():
+        arrays, content = _made(settings, roster, schema)
+    with _files.writing("path", path):
+        _files.create(path.with_suffix(".npz"), arrays)
+        _files.create(path, _sealed(content).encode())
+    return Project.load(path)
+
+
+def _made(settings: Section, roster: Roster, schema: Section) -> tuple[bytes, dict[str, Any]]:
+    """What the two files of a plan hold."""
     settings = json.loads(json.dumps({**_DEFAULTS, **settings}, default=str))
     network = settings.get("network")
     if isinstance(network, dict) and "graph" in network:
@@ -280,11 +329,15 @@ def write(settings: Section, roster: Roster, schema: Section, path: _files.PathL
     target = _target(settings, roster)
     noise = _made_noise(target)
     _plan(target, noise)
-    _model(settings["model"], Schema.of(schema))
+    meaning = Schema.of(schema)
+    module, _, loss = _model(settings["model"], meaning)
+    # A record of any kind, so that no site is the first to hear of a wrong metric.
+    record = np.zeros((1, *meaning.shape), np.float32), np.ones(1, np.int32)
+    _problem(settings["model"], module, loss, (record, record), "study")
     file = io.BytesIO()
     np.savez(file, **_stored_arrays(target, noise))
     arrays = file.getvalue()
-    content = {
+    return arrays, {
         "protocol": PROTOCOL,
         "package": __version__,
         "settings": settings,
@@ -292,10 +345,18 @@ def write(settings: Section, roster: Roster, schema: Section, path: _files.PathL
         "schema": schema,
         "arrays": _digest(arrays),
     }
-    with _files.writing("path", path):
-        _files.create(path.with_suffix(".npz"), arrays)
-        _files.create(path, _sealed(content).encode())
-    return Project.load(path)
+
+
+@contextlib.contextmanager
+def _as_file() -> Iterator[None]:
+    """Give errors' advice as a file of settings has it, which coordinators write."""
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        for python, words in _PYTHON.items():
+            text = re.sub(python, words, text)
+        raise ValueError(text) from error
 
 
 def _digest(data: bytes) -> str:
@@ -364,7 +425,7 @@ def _target(settings: Section, roster: Roster) -> Target:
         raise _validate.refusal("[data] counts", counts, remedy)
     # One process may not release noise of several holders, which sites draw each for itself.
     parts["release"] = terms.released
-    matrix = constructed("network", _mixing, {**settings["network"], "names": names})
+    matrix = constructed("network", network, {**settings["network"], "names": names})
     (design,) = designs
     with naming(part_titles(parts, {"noise": design})):
         config = Config(noise=design, **parts)
@@ -372,7 +433,7 @@ def _target(settings: Section, roster: Roster) -> Target:
         return Target(config, matrix, numbers or None)
 
 
-def _mixing(names: tuple[str, ...], edges: Any) -> Mixing:
+def network(names: tuple[str, ...], edges: Any) -> Mixing:
     """The mixing matrix of edges, in the order of the roster."""
     graph = nx.Graph()
     graph.add_nodes_from(names)
@@ -392,9 +453,9 @@ def _plan(target: Target, noise: Calibrated) -> Plan:
     draws = noise.privatizer(target).for_agents(plan.arrays, [0])
     if not compatibility.by_agent(plan.method) or receives is None or draws is None:
         raise ValueError(
-            f"[method] is {plan.method} with {target.config.noise}, whose rounds need all agents; "
-            "give DSGD with one gossip step, Tracking or GradientTracking, and noise by a factor, "
-            "such as Independent or Whisper"
+            f"[method] is {plan.method} with {target.config.noise!r}, whose rounds need all "
+            "agents; give DSGD with one gossip step, Tracking or GradientTracking, and noise by a "
+            "factor, such as Independent or Whisper"
         )
     return plan
 
@@ -442,12 +503,26 @@ def _stored_plan(target: Target, arrays: Arrays) -> Plan:
         # How good a design is knows who solved for it, and a site has none to save.
         noise = Factored(arrays["factor"], arrays.get("strategy"), None)  # type: ignore[arg-type]
     else:
-        noise = _made_noise(target)
+        with warnings.catch_warnings():
+            # Every operator is told of delta by `budget_fault`.
+            warnings.filterwarnings("ignore", "delta is ")
+            noise = _made_noise(target)
     made = _stored_arrays(target, noise)
     for name in made.keys() | arrays:
         if not np.array_equal(made.get(name, ()), arrays.get(name, ())):
             raise ValueError(f"its array {name} is not what the plan makes here, to the bit")
     return _plan(target, noise)
+
+
+def _problem(
+    section: Section, module: nn.Module, loss: str, data: tuple[_Records, _Records], name: str
+) -> Problem:
+    """The problem of one site's training and test records."""
+    count = len(data[0][1])
+    shards = Partition(np.arange(count)[None], np.array([count]), (name,))
+    options = {key: section[key] for key in MODEL_OPTIONS - {"loss"} & section.keys()}
+    with naming(titles_of("model", MODEL_OPTIONS)):
+        return supervised(module, loss, *data, shards, name=name, **options)
 
 
 def _model(section: Section, schema: Schema) -> tuple[nn.Module, Any, str]:
@@ -460,6 +535,14 @@ def _model(section: Section, schema: Schema) -> tuple[nn.Module, Any, str]:
     if loss == "cross_entropy":
         for name in inspect.signature(kind).parameters.keys() & {"outputs", "classes"}:
             fields.setdefault(name, len(schema.classes))
-    module = constructed("model", kind, fields)
     record = jax.ShapeDtypeStruct((1, *schema.shape), "float32")
-    return module, jax.eval_shape(module.init, jax.random.key(0), record), loss
+    try:
+        module = constructed("model", kind, fields)
+        return module, jax.eval_shape(module.init, jax.random.key(0), record), loss
+    except ValueError:
+        raise
+    except Exception as error:  # Layers refuse values in many ways.
+        raise ValueError(
+            f"[model] is {kind.__name__} of {_validate.shown(fields)}, which cannot be made "
+            f"({_validate.said(error)}); mend a value"
+        ) from error

@@ -22,7 +22,7 @@ from dpjax.sites import data as data_
 from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import ChannelLimits
 from dpjax.sites.identity import Identity, Renewal, Roster
-from dpjax.sites.project import Project
+from dpjax.sites.project import Project, budget_fault
 from dpjax.sites.site import Agreement, Site, Waits, neighbours_of
 from dpjax.sites.store import shared_secret
 
@@ -56,8 +56,8 @@ def settings_of(path: _files.PathLike) -> dict[str, Any]:
     """
     with _files.reading(path, "mend the line that is named, and save it as UTF-8"):
         settings = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-        # Where it is follows from where the file is.
-        check_keys("", settings, _KEYS - {"home"})
+    # Where it is follows from where the file is.
+    check_keys(f"{path}: ", settings, _KEYS - {"home"})
     settings["home"] = os.fspath(Path(path).absolute().parent)
     return settings
 
@@ -121,6 +121,9 @@ def site(
         project = _Programmed.of(plan, data, values, home)
     else:
         project = plan
+    fault = budget_fault(project.plan)
+    if fault:
+        _log.warning("%s", fault)
     if "renewals" in values:
         project = _renewed(project, [home / path for path in values["renewals"]])
     files = {name: home / values[name] for name in ("certificate", "key", "authority")}
@@ -214,6 +217,10 @@ class _Programmed:
         """The plan's fingerprint."""
         return self.plan.fingerprint()
 
+    def described(self) -> dict[str, np.ndarray]:
+        """What a saved model's file says beside the model: a problem of one's own has no schema."""
+        return {}
+
     def terms(self) -> dict[str, str]:
         """What sites compare, by item."""
         return {
@@ -249,6 +256,28 @@ def _addresses(project: Agreement, name: str, values: _Settings) -> dict[str, st
     return {other: given.get(other) for other in neighbours}
 
 
+def _check_count(project: Project, name: str, train: int, test: int) -> None:
+    """Refuse another number of records than the plan's, in words of the site's files."""
+    sampler = project.plan.config.sampler
+    least = sampler.distinct or 1
+    if train < least:
+        # How far below is for the site alone: its number of records is in no plan.
+        raise ValueError(
+            f"[data] file leaves too few records to train on: a batch has {least}; mend file or "
+            "held_out, or ask for a plan of a smaller [sampler] batch_size"
+        )
+    if project.plan.counts is None:
+        return
+    planned = project.plan.counts[project.names.index(name)]
+    if train != planned:
+        # These numbers are public under such a sampler, and the new one is what to ask for.
+        raise ValueError(
+            f"the plan is for {planned} records of {name} to train on, and there are {train}, "
+            f"beside {test} held out; mend [data] file or held_out, or ask for a new plan, with "
+            f"{name} = {train} in [data] counts of study.toml"
+        )
+
+
 def _problem(
     project: Agreement, name: str, source: Callable[[], _Arrays] | _Settings, values: _Settings
 ) -> tuple[Problem, str]:
@@ -261,6 +290,7 @@ def _problem(
     else:
         records = data_.read(source, project.schema, values.get("home", "."))
     train, test = data_.split(records, values.get("held_out", 0.2), project.seed)
+    _check_count(project, name, len(train.y), len(test.y))
     # Without held-out records the training records measure; metrics are local all the same.
     test = test if len(test.y) else train
     targets = train.targets(project.loss), test.targets(project.loss)

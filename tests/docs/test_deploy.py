@@ -1,21 +1,27 @@
 """The page of real sites: its keys, its messages, and every command that it shows."""
 
 import ast
+import inspect
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from dpjax import cli
-from dpjax.sites import start
+from dpjax.plans import noise
+from dpjax.sites import data, project, start
 from dpjax.sites.identity import Authority, Renewal, Roster, request
 from tests.sites.test_hospitals import ROOT, example  # noqa: F401
+from tests.sites.test_project import EVEN, roster, written
 
 PAGE = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples/hospitals"
@@ -32,6 +38,73 @@ def cells(heading: str) -> list[str]:
     """First cells of the table that follows a heading."""
     table = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     return re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+
+
+def comments(file: str) -> dict[str, list[str]]:
+    """Words of the lines of a table in an example's comments, by the first one."""
+    text = (EXAMPLE / file).read_text(encoding="utf-8")
+    lines = re.findall(r"^#   (\w+)(.*)$", text, re.MULTILINE)
+    return {name: re.split(r"\s{2,}", rest.strip()) for name, rest in lines}
+
+
+SECRETS = {
+    "own": "each site its own",
+    "links": "each pair of neighbours",
+    "shared": "all sites",
+    "group": "all sites, or a subgroup",
+}
+
+
+def test_example_lists_all_noise_that_sites_draw(tmp_path: Path) -> None:
+    stated = comments("study.toml")
+    kinds = {name: kind for name, kind in vars(noise).items() if name in noise.__all__}
+    drawn = set()
+    for name, kind in kinds.items():
+        if not isinstance(kind, type):
+            continue
+        section = {"name": name}
+        if name == "Whisper":
+            section["subgroups"] = [[0, 1], [2]]
+        try:
+            made = written(tmp_path / name, **EVEN, noise=[section])
+        except ValueError:
+            continue
+        drawn.add(name)
+        *keys, holders = stated[name]
+        assert " ".join(keys).split() == list(inspect.signature(kind).parameters), name
+        assert holders == SECRETS[made.plan.guarantee.secrets], name
+    assert set(stated) == drawn and len(drawn) > 10
+
+
+def test_example_lists_all_keys_of_a_column() -> None:
+    keys = {kind: set(section) for kind, section in data._KINDS.items()}
+    stated = comments("schema.toml")
+    assert {kind: set(words[0].split()) & keys[kind] for kind, words in stated.items()} == keys
+    defaults = {key: value for section in data._KINDS.values() for key, value in section.items()}
+    text = (EXAMPLE / "schema.toml").read_text(encoding="utf-8")
+    for key in ("missing", "other"):
+        assert f"{key} = {json.dumps(defaults[key])} by default" in text
+
+
+def test_example_predicts_as_the_model_does(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    settings = tomllib.loads((EXAMPLE / "study.toml").read_text(encoding="utf-8"))
+    schema = tomllib.loads((EXAMPLE / "schema.toml").read_text(encoding="utf-8"))
+    made = project.write(settings, roster("lyon", "geneva", "turin"), schema, tmp_path / "p.json")
+    rng = np.random.default_rng(0)
+    model = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype("f4"), made.shapes)
+    # As a site saves it.
+    arrays = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(model)}
+    np.savez(tmp_path / "model.npz", statement="", **made.described(), **arrays)
+    header = "age,pressure,creatinine,sex,ward,readmitted\n"
+    (tmp_path / "records.csv").write_text(f"{header}71,140,1.2,male,surgery,no\n")
+    record = data.read({"file": "records.csv"}, made.schema, tmp_path)
+    script = runpy.run_path(str(EXAMPLE / "predict.py"))
+    assert set(script["RECORD"]) <= set(made.schema.features)
+    script["main"](tmp_path / "model.npz")
+    score = float(made.module.apply(model, record.x)[0])
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"readmitted: {made.schema.classes[int(score > 0)]}, score ")
+    assert float(printed.split()[-1]) == pytest.approx(score, rel=1e-4)
 
 
 def test_table_has_all_keys_of_settings() -> None:

@@ -13,31 +13,79 @@ from typing import Literal
 import numpy as np
 import pytest
 
+from dpjax import _files
 from dpjax.sites import command, start
 from dpjax.sites.command import status_command
 
 
+def write_status(folder: Path, doing: str, age: float = 1.0, **fields: object) -> None:
+    """What a site writes about itself."""
+    status = {"name": "turin", "doing": doing, "round": 3, "rounds": 5, "sent": 4, "peers": {}}
+    status |= {"caption": "sites", "time": time.time() - age, **fields}
+    (folder / "status.json").write_text(json.dumps(status))
+    (folder / "audit.jsonl").write_text('{"event": "begun", "before": ""}\n')
+
+
 @pytest.mark.parametrize(
-    ("doing", "age", "code"),
+    ("doing", "age", "used", "code", "words"),
     [
-        ("waits for the message of lyon", 1.0, 0),
-        ("waits for the message of lyon", 200.0, 1),
-        ("is done", 200.0, 0),
+        ("waits for the message of lyon", 1.0, True, 0, ""),
+        (
+            "waits for the message of lyon",
+            200.0,
+            True,
+            1,
+            "the site hangs, or a round takes longer",
+        ),
+        # At once after a kill: a health check must not wait.
+        ("waits for the message of lyon", 1.0, False, 1, "has stopped: no process runs it"),
+        ("waits for the message of lyon", 200.0, False, 1, "has stopped: no process runs it"),
+        ("stopped: a reason", 1.0, False, 1, "has stopped: no process runs it"),
+        ("is done", 200.0, False, 0, ""),
+        ("is done, and stays for geneva", 200.0, True, 0, ""),
     ],
 )
 def test_status_of_site_that_stopped_is_no_success(
-    doing: str, age: float, code: int, tmp_path: Path, capsys: pytest.CaptureFixture
+    doing: str,
+    age: float,
+    used: bool,
+    code: int,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    status = {"name": "turin", "doing": doing, "round": 3, "rounds": 5, "sent": 4, "peers": {}}
-    status |= {"caption": "sites", "time": time.time() - age}
-    (tmp_path / "status.json").write_text(json.dumps(status))
-    (tmp_path / "audit.jsonl").write_text('{"event": "begun", "before": ""}\n')
+    write_status(tmp_path, doing, age)
+    lock = _files.Lock("folder", tmp_path, tmp_path / "lock")
+    if not used:
+        lock.close()
     assert status_command(tmp_path) == code
     printed = capsys.readouterr().out
     assert f"turin: {doing}, round 3 of 5" in printed and "audit: 1 line" in printed
-    assert ("has stopped" in printed) == bool(code)
+    assert words in printed and ("the site " in printed) == bool(code)
     # A round of theirs takes longer.
-    assert status_command(tmp_path, stale=300.0) == 0
+    assert status_command(tmp_path, stale=300.0) == (0 if used else code)
+    lock.close()
+    # The question keeps nobody out.
+    _files.Lock("folder", tmp_path, tmp_path / "lock").close()
+
+
+def test_status_before_the_first_start_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = tmp_path / "run"
+    assert status_command(folder) == 1 and not folder.exists()
+    assert f"{folder}: no site has been started with this folder" in capsys.readouterr().out
+    lock = _files.Lock("folder", folder, folder / "lock")
+    assert status_command(folder) == 1
+    assert f"{folder}: a site starts with this folder" in capsys.readouterr().out
+    lock.close()
+
+
+def test_status_of_a_site_that_noted_nothing_yet(tmp_path: Path, capsys) -> None:
+    write_status(tmp_path, "stopped: KeyboardInterrupt")
+    (tmp_path / "audit.jsonl").unlink()
+    assert status_command(tmp_path) == 1
+    assert "audit: 0 lines" in capsys.readouterr().out
 
 
 def test_health_check_loads_no_jax(tmp_path: Path) -> None:
@@ -108,6 +156,19 @@ def test_log_of_json_is_json_alone(run: Callable[..., int], capsys: pytest.Captu
     assert os.environ["GRPC_VERBOSITY"] == "NONE"
     with pytest.raises(ValueError, match="no file"):
         run("text", ValueError("no file"))
+
+
+def test_lines_of_grpc_are_kept_where_a_site_listens(
+    run: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There alone they say why a handshake was refused."""
+    monkeypatch.delenv("GRPC_VERBOSITY")
+    path = tmp_path / "site.toml"
+    text = path.read_text()
+    path.write_text('listen = "127.0.0.1:1"\n' + text)
+    assert run("text") == 0 and "GRPC_VERBOSITY" not in os.environ
+    path.write_text(text)
+    assert run("text") == 0 and os.environ.pop("GRPC_VERBOSITY") == "NONE"
 
 
 def test_log_is_opened_before_grpc_is_imported() -> None:

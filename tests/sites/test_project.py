@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,7 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
                 "sampler": {"name": "Poisson", "expected": 2.0, "capacity": 4},
                 "data": {"counts": dict.fromkeys(NAMES, 10)},
             },
-            "no privacy amplification with release=True",
+            "no privacy amplification with a release, as of sites: use Random",
         ),
         ({"protect": SETTINGS["protect"] | {"gradients": "view"}}, "gradients 'view'"),
         (
@@ -286,7 +287,7 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
         ({"optimizer": {"name": "optax.sgd", "step_size": 1.0}}, r"\[optimizer\] name is 'optax.s"),
         (
             {"optimizer": {"name": "Chain", "make": "optax.sgd", "step_size": 1.0}},
-            r"\[optimizer\] make is 'optax.sgd'",
+            r"\[optimizer\] name is 'Chain'; choose one of Sgd$",
         ),
         ({"protect": SETTINGS["protect"] | {"clip": 1}}, r"\[protect\] clip is unknown"),
         (
@@ -299,6 +300,41 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
         ({"network": {"edges": "lyon"}}, "edges is 'lyon'; give a list"),
         ({"network": SETTINGS["network"] | {"mixing": "uniform"}}, "mixing is unknown"),
         ({"network": SETTINGS["network"] | {"seed": 1}}, r"\[network\] seed is unknown"),
+        ({"network": {}}, r"\[network\] edges is missing; network needs it"),
+        (
+            {"model": {"name": "MLP", "hidden": 32}},
+            r"\[model\] hidden is 32; give a list, \[32\]",
+        ),
+        (
+            {"model": {"name": "MLP", "hidden": [0]}},
+            r"\[model\] is MLP of .*'hidden': \[0\].*, which cannot be made .*; mend a value",
+        ),
+        (
+            {"model": {"name": "MLP", "activation": "gelu"}},
+            "MLP of .*'gelu'.*, which cannot be made",
+        ),
+        (
+            {"model": {"name": "MLP", "metrics": ["f2"]}},
+            r"\[model\] metrics is 'f2'; choose one of",
+        ),
+        (
+            {"optimizer": {"name": "Adam", "step_size": 0.1}},
+            r"\[optimizer\] name is 'Adam'; choose one of Sgd$",
+        ),
+        (
+            {"protect": {"relation": "replace_patient", "clip_norm": 1.0}},
+            r"\[protect\] relation is 'replace_patient'; .* choose one of .*, zero_out_record, ",
+        ),
+        ({"protect": {"relation": "zero_out_record"}}, r"clip_norm is inf; give clip_norm = 1\.0"),
+        (
+            EVEN | NODE | {"noise": [{"name": "Whisper"}]},
+            "give attacker = 'outsider' and gradients = 'any', .* Independent or PairKeys$",
+        ),
+        (
+            EVEN | {"method": {"name": "GradientTracking"}, "average_rounds": 0},
+            "give noise = ScheduledLaplace or ScheduledGaussian, or None, and optimizer = Sgd$",
+        ),
+        (EVEN | {"noise": [{"name": "SumShares"}]}, "'aggregator' or 'outsider'$"),
     ],
 )
 def test_what_sites_cannot_run_is_refused(
@@ -566,7 +602,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         Project.load(tmp_path / "plan.json")
     written(tmp_path)
     (tmp_path / "plan.npz").unlink()
-    with pytest.raises(FileNotFoundError, match="plan.json"):
+    with pytest.raises(FileNotFoundError, match="plan.npz does not exist"):
         Project.load(tmp_path / "plan.json")
 
 
@@ -642,6 +678,32 @@ def test_document_has_plan_s_numbers(
     assert "Rounds: 12. In each" in other
 
 
+@pytest.mark.parametrize(
+    ("budget", "match"),
+    [
+        ({"epsilon": 3.0, "delta": 1e-5}, "^$"),
+        ({"epsilon": 3.0, "delta": 0.5}, "^delta is 0.5 for at least 6 records: .* below 0.17$"),
+        ({"epsilon": 300.0, "delta": 1e-5}, r"^epsilon is vacuous: .* more than e\^20$"),
+    ],
+)
+def test_absurd_budget_is_warned_of(
+    budget: dict[str, float], match: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    made = written(tmp_path, budget=budget)
+    fault = project.budget_fault(made.plan)
+    assert re.search(match, fault)
+    # Whoever makes the plan hears of delta at once, as in a simulation.
+    heard = [str(item.message) for item in recwarn]
+    assert heard == [text for text in fault.split("; e") if text.startswith("delta")]
+    page = " ".join(made.document().split())
+    assert ("**Warning**: " in page) == bool(fault)
+    assert f"**Warning**: {fault}." in page or not fault
+    # Loading says nothing by itself: a log of JSON lines has no place for it.
+    recwarn.clear()
+    loaded = Project.load(tmp_path / "plan.json")
+    assert not list(recwarn) and project.budget_fault(loaded.plan) == fault
+
+
 def page_of(folder: Path, **changes: Any) -> str:
     """A page, as one line."""
     return " ".join(written(folder, **changes).document().split())
@@ -649,16 +711,36 @@ def page_of(folder: Path, **changes: Any) -> str:
 
 def test_document_has_columns_with_their_public_ranges(tmp_path: Path) -> None:
     page = written(tmp_path).document()
-    assert "- 'age': 0 to 120\n- 'ward': 'medicine', 'surgery'\n- the label, 'back':" in page
-    wide = {"name": "dose", "type": "number", "low": -0.5, "high": 7, "missing": "middle"}
+    assert "- `age`: 0 to 120\n- `ward`: `medicine`, `surgery`\n- the label, `back`:" in page
+    wide = {
+        "name": "dose",
+        "type": "number",
+        "low": -0.5,
+        "high": 7.123456789012,
+        "missing": "middle",
+    }
     flag = {"name": "smokes", "type": "flag"}
     columns = [wide, flag, WARD | {"other": True}]
     schema = {"columns": columns, "label": AGE}
     changes = {"model": {"name": "Linear", "loss": "squared"}}
     path = tmp_path / "other" / "plan.json"
     page = project.write(SETTINGS | changes, roster(*NAMES), schema, path).document()
-    assert "- 'dose': -0.5 to 7, or missing\n- 'smokes': 'no', 'yes'\n" in page
-    assert "- 'ward': 'medicine', 'surgery', or another\n- the label, 'age': 0 to 120\n" in page
+    # Every digit: what is beyond a range is clipped into it.
+    assert "- `dose`: -0.5 to 7.123456789012, or missing\n- `smokes`: `no`, `yes`\n" in page
+    assert "- `ward`: `medicine`, `surgery`, or another\n- the label, `age`: 0 to 120\n" in page
+
+
+def test_document_renders_no_name_of_a_column(tmp_path: Path) -> None:
+    """An officer reads the page in a browser, and whoever wrote the schema is not trusted."""
+    markdown = pytest.importorskip("markdown_it").MarkdownIt("commonmark")
+    names = ["<script>x()</script>", "`` `<b>` ``", "[a](http://b)", "**&amp;**", "a|b_c_", "`"]
+    columns = [AGE | {"name": name} for name in names]
+    schema = {"columns": columns, "label": LABEL | {"classes": ["no", "<i>", "`<u>"]}}
+    page = project.write(SETTINGS, roster(*NAMES), schema, tmp_path / "plan.json").document()
+    html = markdown.render(page)
+    assert not re.search("<(script|b|i|u|a|strong|em)[ >]", html)
+    codes = [unescape(code) for code in re.findall("<code>(.*?)</code>", html)]
+    assert codes == [*names, "back", "no", "<i>", "`<u>"]
 
 
 def test_document_says_what_holds_for_its_secrets(tmp_path: Path) -> None:

@@ -123,9 +123,8 @@ def test_bad_settings_are_refused_by_name(
         dp.site(plan, problem_of(1), settings)
 
 
-def test_summary_of_records_is_in_file_of_site_alone(
-    files: dict, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def own_records(files: dict, folder: Path, **changes: object) -> dict:
+    """Write a study's plan and the 16 records of a site, and return the site's settings."""
     columns = [{"name": name, "type": "number", "low": 0, "high": 1} for name in ("a", "b")]
     label = {"name": "sick", "type": "category", "classes": ["no", "yes"]}
     roster = Roster.of_certificates([files[name]["certificate"] for name in NAMES[:2]])
@@ -138,12 +137,20 @@ def test_summary_of_records_is_in_file_of_site_alone(
         "noise": [{"name": "Independent"}],
         "sampler": {"name": "Random", "batch_size": 2},
         "optimizer": {"name": "Sgd", "step_size": 0.3},
+        **changes,
     }
     schema = {"columns": columns, "label": label}
-    project.write(study, roster, schema, tmp_path / "plan.json")
-    (tmp_path / "records.csv").write_text("a,b,sick\n" + "0.5,7,no\n0.25,0,yes\n" * 8)
-    settings = settings_of(files, "geneva", tmp_path, {"geneva": 0}) | {"neighbours": {}}
+    project.write(study, roster, schema, folder / "plan.json")
+    (folder / "records.csv").write_text("a,b,sick\n" + "0.5,7,no\n0.25,0,yes\n" * 8)
+    settings = settings_of(files, "geneva", folder, {"geneva": 0}) | {"neighbours": {}}
     del settings["certificates"]
+    return settings
+
+
+def test_summary_of_records_is_in_file_of_site_alone(
+    files: dict, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = own_records(files, tmp_path)
     with caplog.at_level(logging.INFO, "dpjax.sites"):
         site = dp.site(tmp_path / "plan.json", {"file": tmp_path / "records.csv"}, settings)
     site.close()
@@ -152,6 +159,50 @@ def test_summary_of_records_is_in_file_of_site_alone(
     assert path.stat().st_mode & 0o077 == 0
     assert str(path) in caplog.text
     assert "16" not in caplog.messages[-1].replace(str(path), "") and "%" not in caplog.text
+
+
+def test_absurd_delta_is_in_the_log(
+    files: dict, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.warns(UserWarning, match="delta is 0.5"):
+        settings = own_records(files, tmp_path, budget={"epsilon": 8.0, "delta": 0.5})
+    dp.site(tmp_path / "plan.json", {"file": tmp_path / "records.csv"}, settings).close()
+    assert any(text.startswith("delta is 0.5 for at least 4 rec") for text in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (
+            {"sampler": {"name": "Full"}, "data": {"counts": {"geneva": 12, "lyon": 9}}},
+            r"the plan is for 12 records of geneva to train on, and there are 13, beside 3 held "
+            r"out; mend \[data\] file or held_out, or ask for a new plan, with geneva = 13 in "
+            r"\[data\] counts of study.toml$",
+        ),
+        (
+            {"sampler": {"name": "Random", "batch_size": 14}},
+            r"\[data\] file leaves too few records to train on: a batch has 14; mend file or",
+        ),
+    ],
+)
+def test_other_records_than_the_plan_s_are_refused_in_words_of_files(
+    changes: dict, match: str, files: dict, tmp_path: Path
+) -> None:
+    settings = own_records(files, tmp_path, **changes)
+    with pytest.raises(ValueError, match=match) as caught:
+        dp.site(tmp_path / "plan.json", {"file": tmp_path / "records.csv"}, settings)
+    # Nobody knows the number of records where the plan does not say it.
+    assert ("13" in str(caught.value)) == ("counts" in str(caught.value))
+    assert not (tmp_path / "geneva").exists()
+
+
+def test_section_of_a_file_that_nothing_reads_is_named_whole(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text("[dat]\n")
+    with pytest.raises(
+        ValueError, match=r"site.toml: dat is unknown; did you mean data\? .*waits$"
+    ):
+        settings_of_file(path)
 
 
 def test_file_of_settings_has_no_home(tmp_path: Path) -> None:
