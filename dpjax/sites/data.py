@@ -260,17 +260,6 @@ class Schema:
         return {name: pair for column in self.columns for name, pair in column.features().items()}
 
     @property
-    def arrays(self) -> dict[str, np.ndarray]:
-        """What a model's user needs: names and ranges [k, 2] of features, the label and classes."""
-        return {
-            "features": np.array([*self.features]),
-            "ranges": np.array([*self.features.values()]),
-            "label": np.array(self.label.name),
-            "label_range": np.array([self.label.low, self.label.high]),
-            "classes": np.array(self.classes, str),
-        }
-
-    @property
     def digest(self) -> str:
         """SHA-256, in hex, of all that the schema says: equal for equal schemas alone."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)

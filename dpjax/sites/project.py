@@ -198,8 +198,16 @@ class Project:
             )
 
     def described(self) -> dict[str, np.ndarray]:
-        """Return what a saved model's file says beside the model, for whoever uses it elsewhere."""
-        return {**self.schema.arrays, "loss": np.array(self.loss)}
+        """Return what whoever uses a model needs: features and their ranges [k, 2], the label."""
+        features = self.schema.features
+        label = self.schema.label
+        return {
+            "features": np.array([*features]),
+            "ranges": np.array([*features.values()]),
+            "label": np.array(label.name),
+            "label_range": np.array([label.low, label.high]),
+            "classes": np.array(label.classes, str),
+        }
 
     def terms(self) -> dict[str, str]:
         """Return what all sites compare, by item in words: a digest each."""
