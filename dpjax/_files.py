@@ -335,6 +335,8 @@ def create(path: Path, content: Content, *, mode: int = 0o666) -> None:
             # A file system without hard links: take the name first, then fill it.
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
             os.replace(written, path)
+        with contextlib.suppress(OSError):
+            synchronise(path.parent)
 
 
 def replace(path: Path, content: Content, *, mode: int = 0o666) -> None:
@@ -347,11 +349,15 @@ def replace(path: Path, content: Content, *, mode: int = 0o666) -> None:
     """
     with new_file(path, content, mode) as written:
         os.replace(written, path)
+        with contextlib.suppress(OSError):
+            synchronise(path.parent)
 
 
 @contextlib.contextmanager
 def new_file(path: Path, content: Content, mode: int) -> Iterator[Path]:
     """Write a file beside another one, in its folder; it is gone when the block ends.
+
+    What the block makes of it lasts through a power failure after `synchronise`.
 
     Args:
         path: The other one.
@@ -375,12 +381,21 @@ def new_file(path: Path, content: Content, mode: int) -> Iterator[Path]:
             file.flush()
             os.fsync(file.fileno())
         yield written
-        # Makes the new name last through a power failure, where the system can.
-        with contextlib.suppress(OSError):
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
     finally:
         written.unlink(missing_ok=True)
+
+
+def synchronise(folder: Path) -> None:
+    """Make the names in a folder last through a power failure.
+
+    Args:
+        folder: Its path.
+
+    Raises:
+        OSError: Where the system cannot.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

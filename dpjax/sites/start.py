@@ -21,9 +21,10 @@ from dpjax.plans.settings import check_keys
 from dpjax.sites import data as data_
 from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import ChannelLimits
+from dpjax.sites.conversation import Agreement, neighbours_of
 from dpjax.sites.identity import Identity, Renewal, Roster
 from dpjax.sites.project import Project, budget_fault
-from dpjax.sites.site import Agreement, Site, Waits, neighbours_of
+from dpjax.sites.site import Site, Waits
 from dpjax.sites.store import shared_secret
 
 __all__ = ["site"]

@@ -6,8 +6,7 @@ mark          of the group's secret, where there is one: another is refused
 secret        of the site's noise, mode 0600; deleted after the last message with noise
 exchange      private key of this run's links, likewise
 run           all sites' presences, which name the run
-sent/R        the message of round R, until all have it
-received/R.S  that of site S, until it is absorbed
+sent/R        the message of round R, until all have absorbed it
 headers       digests and signatures of all messages, one a line
 state         after the last absorbed round
 audit.jsonl   what was sent when, each line with the digest of the one before
@@ -30,8 +29,14 @@ __all__ = ()
 KEY_BYTES = 32
 
 
-class Damaged(ValueError):
-    """A file that a site needs is not what the site wrote."""
+class MustLeave(ValueError):
+    """The site cannot go on without the danger of sending a round twice; nothing was sent.
+
+    Example:
+        >>> from dpjax.sites.store import MustLeave
+        >>> issubclass(MustLeave, ValueError)
+        True
+    """
 
 
 class Folder:
@@ -56,11 +61,10 @@ class Folder:
         for stray in self.path.rglob(".*.tmp"):
             stray.unlink(missing_ok=True)
         with _files.writing("folder", path):
-            for name in ("sent", "received"):
-                (self.path / name).mkdir(exist_ok=True, mode=0o700)
+            (self.path / "sent").mkdir(exist_ok=True, mode=0o700)
             # Or a power failure takes them, with what is in them.
-            _synchronise(self.path)
-            _synchronise(self.path.absolute().parent)
+            _files.synchronise(self.path)
+            _files.synchronise(self.path.absolute().parent)
 
     def close(self) -> None:
         """Let other processes have it."""
@@ -145,7 +149,7 @@ class Folder:
             finally:
                 os.close(handle)
             if is_new:
-                _synchronise(self.path)
+                _files.synchronise(self.path)
 
     def delete(self, name: str) -> None:
         """Delete a file, if it is there; in the folder itself, where secrets are, for good.
@@ -156,7 +160,7 @@ class Folder:
         path = self.path / name
         path.unlink(missing_ok=True)
         if path.parent == self.path:
-            _synchronise(self.path)
+            _files.synchronise(self.path)
 
     def drawn(self, name: str) -> bytes:
         """32 bytes of the operating system's, drawn at the first call.
@@ -165,14 +169,14 @@ class Folder:
             name: Relative to the folder.
 
         Raises:
-            Damaged: For a file of another length, or of zeros.
+            MustLeave: For a file of another length, or of zeros.
         """
         content = self.read(name)
         if content is None:
             content = secrets.token_bytes(KEY_BYTES)
             self.create(name, content)
         if len(content) != KEY_BYTES or not any(content):
-            raise Damaged(f"{self.path / name} is damaged; this site must leave")
+            raise MustLeave(f"{self.path / name} is damaged; this site must leave")
         return content
 
     def _write(
@@ -183,16 +187,7 @@ class Folder:
         with _files.writing("folder", self.path):
             with _files.new_file(path, content, 0o600) as written:
                 move(written, path)
-                _synchronise(path.parent)
-
-
-def _synchronise(folder: Path) -> None:
-    """Make the names in a folder last through a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+                _files.synchronise(path.parent)
 
 
 class Log:
@@ -202,7 +197,7 @@ class Log:
         folder: Where they are kept.
 
     Raises:
-        Damaged: For a line that is none, but for a last one that was cut off.
+        MustLeave: For a line that is none, but for a last one that was cut off.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -212,7 +207,7 @@ class Log:
         for line in folder.lines("headers"):
             header = _header_of(line)
             if header is None:
-                raise Damaged(f"{folder.path / 'headers'} is damaged; this site must leave")
+                raise MustLeave(f"{folder.path / 'headers'} is damaged; this site must leave")
             self.note(header)
 
     def get(self, sender: str, round: int) -> Header | None:

@@ -3,9 +3,8 @@
 Presence      a site's nonce and what it takes part in, signed; handed on to all sites
 Greeting      in the hello: a presence, the run, and the last message of the other end
 RoundMessage  the one message of a round, signed
-Receipt       that a message is on the receiver's disk
+Receipt       that a message is absorbed: what came of it is on the receiver's disk
 Headers       who sent which digest in which round, signed by the senders; handed on
-Finished      that a site has all that it needs, and all have what it sent
 Refusal       why something was refused
 """
 
@@ -107,7 +106,7 @@ class RoundMessage(NamedTuple):
 
 
 class Receipt(NamedTuple):
-    """That a message is on the receiver's disk."""
+    """That a message is absorbed."""
 
     round: int
     digest: bytes
@@ -119,19 +118,13 @@ class Headers(NamedTuple):
     headers: tuple[Header, ...]
 
 
-class Finished(NamedTuple):
-    """That a site needs nothing more of anybody, nor anybody of it."""
-
-    round: int
-
-
 class Refusal(NamedTuple):
     """Why a message was refused."""
 
     reason: str
 
 
-Frame: TypeAlias = Greeting | Presences | RoundMessage | Receipt | Headers | Finished | Refusal
+Frame: TypeAlias = Greeting | Presences | RoundMessage | Receipt | Headers | Refusal
 FrameT = TypeVar("FrameT", bound=Frame)
 _KINDS: tuple[type, ...] = get_args(Frame)
 

@@ -33,40 +33,48 @@ def always(*arguments: object) -> bool:
     return True
 
 
-MESSAGE, RECEIPT = 2, 3
+def is_receipt(*arguments: object) -> bool:
+    """A call that takes a frame which is a receipt."""
+    return type(arguments[2]).__name__ == "Receipt"
+
+
+MESSAGE, RECEIPT, HEADERS = 2, 3, 4
 # Place, function, which of its calls count, and whether the kill is before or after.
 POINTS: dict[str, tuple[str, str, Applies, str]] = {
     "compute: before": ("SiteRounds", "outgoing", always, "before"),
     "compute: in memory": ("SiteRounds", "outgoing", always, "after"),
-    "compute: not signed": ("Site", "_store", always, "before"),
+    "compute: not signed": ("Conversation", "store", always, "before"),
     "store: before": ("Folder", "create", first("sent/"), "before"),
     "store: by another name": ("os", "link", target("/sent/"), "before"),
     "store: the folder not synchronised": ("os", "link", target("/sent/"), "after"),
     "store: whole": ("Folder", "create", first("sent/"), "after"),
     "send: before": ("GrpcChannel", "send", frame(MESSAGE), "before"),
     "send: to one": ("GrpcChannel", "send", frame(MESSAGE), "after"),
-    "send: all sent": ("Site", "_is_complete", always, "before"),
-    "send: acknowledged": ("Site", "_take", lambda *a: type(a[2]).__name__ == "Receipt", "after"),
-    "receive: before": ("Folder", "create", first("received/"), "before"),
-    "receive: by another name": ("os", "link", target("/received/"), "before"),
-    "receive: not acknowledged": ("Folder", "create", first("received/"), "after"),
-    "receive: acknowledged": ("GrpcChannel", "send", frame(RECEIPT), "after"),
+    "send: all sent": ("Conversation", "send", always, "after"),
+    "send: acknowledged": ("Conversation", "_take", is_receipt, "after"),
+    "receive: before": ("Conversation", "_take_message", always, "before"),
+    "receive: in memory": ("Conversation", "_take_message", always, "after"),
+    "receive: the header on disk": ("Log", "keep", lambda *a: bool(a[1]), "after"),
+    "receive: handed on": ("GrpcChannel", "send", frame(HEADERS), "after"),
     "absorb: before": ("Site", "_absorb", always, "before"),
     "absorb: headers": ("Folder", "append", first("headers"), "after"),
     "absorb: by another name": ("os", "replace", target("/state"), "before"),
     "absorb: state": ("Folder", "replace", first("state"), "after"),
     "absorb: sent gone": ("Folder", "delete", first("sent/"), "after"),
-    "absorb: received gone": ("Folder", "delete", first("received/"), "after"),
+    "absorb: not acknowledged": ("Conversation", "_acknowledge", always, "before"),
+    "absorb: acknowledged": ("GrpcChannel", "send", frame(RECEIPT), "after"),
 }
 
 
 def arm(point: str, number: int, sent: signal.Signals) -> None:
     """Put the kill in its place."""
-    from dpjax.sites import carrier, compute, site, store
+    from dpjax.sites import carrier, compute, conversation, site, store
 
     places: dict[str, Any] = {
         "SiteRounds": compute.SiteRounds,
         "Site": site.Site,
+        "Conversation": conversation.Conversation,
+        "Log": store.Log,
         "Folder": store.Folder,
         "GrpcChannel": carrier.GrpcChannel,
         "os": os,

@@ -21,8 +21,7 @@ from dpjax.sites import wire
 from dpjax.sites.compute import SiteRounds
 from dpjax.sites.identity import Identity
 from dpjax.sites.noise import SiteNoise, of_pair
-from dpjax.sites.site import MustLeave
-from dpjax.sites.store import Audit, Damaged
+from dpjax.sites.store import Audit, MustLeave
 from dpjax.topology.links import link_pairs
 from tests.sites import test_site
 from tests.sites.test_compute import (
@@ -208,7 +207,7 @@ def greeted(runner: Runner, site, name: str, exchange: bytes) -> str | None:
     """Why a neighbour's hello is refused."""
     terms = site.agreement.terms()
     presence = wire.signed_presence(runner.identities[name], bytes([9] * 32), terms, exchange)
-    return site._check(name, wire.encoded(wire.Greeting(presence, b"", ())))
+    return site._conversation.check(name, wire.encoded(wire.Greeting(presence, b"", ())))
 
 
 def test_keys_for_links_that_are_none_or_of_low_order_are_refused_by_name(runner: Runner) -> None:
@@ -237,7 +236,7 @@ def test_a_key_for_links_is_refused_where_the_plan_has_none(
 ) -> None:
     runner = Runner(Agreed(planned("schedule", 3), identities), identities, tmp_path)
     site = runner.site("geneva")
-    assert site._presences["geneva"].exchange == b""
+    assert site._conversation.presences["geneva"].exchange == b""
     reason = greeted(runner, site, "lyon", key_pair().public)
     assert reason == "lyon differs in whether it shows a key for links"
     assert not (tmp_path / "geneva" / "exchange").exists()
@@ -255,7 +254,8 @@ def begun(runner: Runner):
             key_pair(PRIVATE[number]).public,
         )
         test_site.hear(site, NAMES[1], wire.Presences((presence,)))
-    assert len(site._run) == 32
+    assert len(site._conversation.run) == 32
+    site._draw()
     return site
 
 
@@ -264,7 +264,7 @@ def test_a_private_key_is_on_disk_before_its_public_key_and_nowhere_else(runner:
     folder = runner.folder / "geneva"
     private = (folder / "exchange").read_bytes()
     assert stat.S_IMODE((folder / "exchange").stat().st_mode) == 0o600
-    presence = site._presences["geneva"]
+    presence = site._conversation.presences["geneva"]
     assert presence.exchange == key_pair(private).public
     # Signed: another key under the same signature is refused.
     forged = presence._replace(exchange=key_pair().public)
@@ -281,18 +281,20 @@ def test_a_private_key_is_on_disk_before_its_public_key_and_nowhere_else(runner:
     sources = site.compute._sources
     address = {"round": 0, "group": 0, "rows": 1, "entries": 8}
     for place, other in enumerate((1, 3), 1):
-        ends = {name: site._presences[name].exchange for name in ("geneva", NAMES[other])}
-        theirs = of_pair(PRIVATE[other], ends, "geneva", run=site._run)
+        ends = {
+            name: site._conversation.presences[name].exchange for name in ("geneva", NAMES[other])
+        }
+        theirs = of_pair(PRIVATE[other], ends, "geneva", run=site._conversation.run)
         np.testing.assert_array_equal(sources[place].normals(**address), theirs.normals(**address))
     site.close()
 
 
 def test_the_name_of_a_run_follows_from_the_keys_of_its_links(runner: Runner) -> None:
     site = begun(runner)
-    presences = dict(site._presences)
-    assert wire.run_of(presences, site.agreement.digest) == site._run
+    presences = dict(site._conversation.presences)
+    assert wire.run_of(presences, site.agreement.digest) == site._conversation.run
     presences["nice"] = presences["nice"]._replace(exchange=key_pair().public)
-    assert wire.run_of(presences, site.agreement.digest) != site._run
+    assert wire.run_of(presences, site.agreement.digest) != site._conversation.run
     site.close()
 
 
@@ -308,7 +310,7 @@ def test_a_site_that_lost_a_secret_draws_no_other(runner: Runner, name: str) -> 
 def test_a_site_with_another_private_key_leaves(runner: Runner) -> None:
     begun(runner).close()
     (runner.folder / "geneva" / "exchange").write_bytes(PRIVATE[2])
-    with pytest.raises(Damaged, match="exchange is another key"):
+    with pytest.raises(MustLeave, match="exchange is another key"):
         runner.site("geneva")
 
 

@@ -16,8 +16,9 @@ import pytest
 
 import dpjax as dp
 from benchmarks._local_sites import LocalChannel
+from dpjax import _files
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.sites import store, wire
+from dpjax.sites import wire
 from dpjax.sites.channel import Event
 from dpjax.sites.compute import SiteRounds
 from dpjax.sites.identity import Identity, Refused
@@ -47,10 +48,10 @@ PEERS = ("lyon", "turin")
 
 def stepped(site: Site, runner: Runner, rounds: int) -> None:
     """Let a site absorb some rounds, of neighbours that always answer."""
-    site._load()
+    site._state = site._state or site.compute.init()
     for round in range(site.round, site.round + rounds):
         for peer in PEERS:
-            site._neighbours[peer].acknowledged = round
+            site._conversation.neighbours[peer].acknowledged = round
             message = message_of(site, runner.identities[peer], round, payload_of(site))
             site._channel.events.put(Event("message", peer, wire.encoded(message), ""))
         site._step()
@@ -58,7 +59,7 @@ def stepped(site: Site, runner: Runner, rounds: int) -> None:
 
 # One noise, one payload.
 
-FILES = ("state", "headers", "sent", "run", "secret", "received")
+FILES = ("state", "headers", "sent", "run", "secret")
 LOSSES = [s for size in range(1, len(FILES)) for s in itertools.combinations(FILES, size)]
 
 
@@ -70,7 +71,9 @@ def stopped(identities: dict[str, Identity], tmp_path_factory: pytest.TempPathFa
     site = begun(runner)
     stepped(site, runner, 2)
     site._computed(site._state)
-    headers = {header.round: header for header in site._log if header.sender == "geneva"}
+    headers = {
+        header.round: header for header in site._conversation.log if header.sender == "geneva"
+    }
     assert set(headers) == {0, 1, 2}
     site.close()
     return runner, headers
@@ -102,9 +105,11 @@ def test_a_folder_that_lost_files_sends_no_second_payload(
                 runner.identities[other], bytes([number(other) + 1] * 32), site.agreement.terms()
             )
             hear(site, "lyon", wire.Presences((presence,)))
-        greeting = wire.Greeting(site._presences["lyon"], site._run, (headers[2],))
-        site._check("lyon", wire.encoded(greeting))
-        site._load()
+        greeting = wire.Greeting(
+            site._conversation.presences["lyon"], site._conversation.run, (headers[2],)
+        )
+        site._conversation.check("lyon", wire.encoded(greeting))
+        site._state = site._state or site.compute.init()
         _, message = site._computed(site._state)
     except MustLeave:
         return
@@ -121,9 +126,11 @@ def test_an_old_state_beside_a_later_message_leaves(stopped, tmp_path: Path) -> 
         (tmp_path / "geneva" / name).unlink()
     runner = Runner(original.agreed, original.identities, tmp_path)
     site = begun(runner)
-    greeting = wire.Greeting(site._presences["lyon"], site._run, (headers[2],))
-    assert site._check("lyon", wire.encoded(greeting)) is None
-    site._load()
+    greeting = wire.Greeting(
+        site._conversation.presences["lyon"], site._conversation.run, (headers[2],)
+    )
+    assert site._conversation.check("lyon", wire.encoded(greeting)) is None
+    site._state = site._state or site.compute.init()
     site.compute.outgoing = None  # Nothing is computed before it leaves.
     with pytest.raises(MustLeave, match="round 2 of this folder was sent already"):
         site._computed(site._state)
@@ -196,7 +203,7 @@ def test_a_site_runs_once(runner: Runner) -> None:
     """Its channel is closed: a second loop would wait for ever, and busily."""
     site = runner.site("geneva")
     rounds = site.rounds()
-    site._doubt = "enough"
+    site._conversation.doubt = "enough"
     with pytest.raises(MustLeave, match="enough"):
         next(rounds)
     with pytest.raises(ValueError, match="make another site"):
@@ -238,9 +245,9 @@ def test_folders_of_messages_last_before_anything_is_in_them(
         names = [path.name for path in folder.iterdir() if path.suffix != ".tmp"]
         synchronised.append((folder, sorted(names)))
 
-    monkeypatch.setattr(store, "_synchronise", synchronise)
+    monkeypatch.setattr(_files, "synchronise", synchronise)
     folder = Folder(tmp_path / "site")
-    assert (tmp_path / "site", ["lock", "received", "sent"]) in synchronised
+    assert (tmp_path / "site", ["lock", "sent"]) in synchronised
     assert any(place == tmp_path and "site" in names for place, names in synchronised)
     folder.create("sent/0", b"numbers")
     assert synchronised[-1] == (tmp_path / "site" / "sent", ["0"])
@@ -248,7 +255,7 @@ def test_folders_of_messages_last_before_anything_is_in_them(
     folder.create("secret", b"numbers")
     synchronised.clear()
     folder.delete("secret")
-    assert synchronised == [(tmp_path / "site", ["lock", "received", "sent"])]
+    assert synchronised == [(tmp_path / "site", ["lock", "sent"])]
     folder.close()
 
 
@@ -259,13 +266,13 @@ def test_a_flood_of_refusals_fills_neither_disk_nor_memory(
     runner: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
     site = begun(runner)
-    lyon = site._neighbours["lyon"]
+    lyon = site._conversation.neighbours["lyon"]
     lyon.live = True
     receipt = wire.encoded(wire.Receipt(0, bytes(32)))
     site._folder.append = lambda name, line: None  # Faster.
     before = len(lyon.backlog)
     for _ in range(5000):
-        site._handle(Event("message", "lyon", receipt, ""))
+        site._conversation.handle(Event("message", "lyon", receipt, ""))
     assert 1000 <= len(lyon.backlog) - before <= 1003
     assert len(caplog.records) <= 1003
     # What it refuses, or says it does, is logged no more often, and in one line.
@@ -283,12 +290,14 @@ def test_a_flood_of_refusals_fills_neither_disk_nor_memory(
 def test_a_message_that_comes_again_and_again_has_one_receipt_waiting(runner: Runner) -> None:
     site = begun(runner)
     data = wire.encoded(message_of(site, runner.identities["lyon"], 0, payload_of(site)))
-    lyon = site._neighbours["lyon"]
-    lyon.live = True
-    lyon.backlog.clear()
-    for _ in range(100):
-        site._handle(Event("message", "lyon", data, ""))
-    assert len(lyon.backlog) == 1
+    lyon = site._conversation.neighbours["lyon"]
+    for round, receipts in ((0, 0), (1, 1)):
+        lyon.live = True
+        lyon.backlog.clear()
+        for _ in range(100):
+            site._conversation.handle(Event("message", "lyon", data, ""))
+        assert (site.round, len(lyon.backlog)) == (round, receipts)
+        stepped(site, runner, 1 - round)
     site.close()
 
 
@@ -302,7 +311,7 @@ def test_headers_fill_no_memory_and_stop_nobody(
 
     def header(round: int, digest: bytes) -> wire.Header:
         bare = wire.Header("lyon", round, digest, b"")
-        content = wire.message_content(site._run, 0, bare)
+        content = wire.message_content(site._conversation.run, 0, bare)
         return bare._replace(signature=lyon.sign("message", content))
 
     (answer,) = hear(site, "lyon", wire.Headers((header(0, bytes(100_000)),)))
@@ -310,18 +319,21 @@ def test_headers_fill_no_memory_and_stop_nobody(
     far = tuple(header(round, bytes(32)) for round in range(5, 3000, 500))
     near = tuple(header(round, bytes(32)) for round in range(5))
     assert hear(site, "lyon", wire.Headers(far + near)) == []
-    assert {noted.round for noted in site._log} == set(range(5))
+    assert {noted.round for noted in site._conversation.log} == set(range(5))
     site.close()
 
 
 def test_what_a_new_session_is_told_fits_into_frames(runner: Runner) -> None:
     site = begun(runner)
+    presences = site._conversation.presences
     for number in range(500):
-        site._log.note(wire.Header("nice", number, bytes(32), bytes(72)))
+        site._conversation.log.note(wire.Header("nice", number, bytes(32), bytes(72)))
         name = f"hospital-{number}"
-        site._presences[name] = site._presences["nice"]._replace(name=name)
-    turin = site._neighbours["turin"]
-    site._handle(Event("opened", "turin", b"", ""))
+        site._conversation.presences[name] = site._conversation.presences["nice"]._replace(
+            name=name
+        )
+    turin = site._conversation.neighbours["turin"]
+    site._conversation.handle(Event("opened", "turin", b"", ""))
     assert max(map(len, turin.backlog)) < 2**16
     frames = [wire.decoded(data) for data in turin.backlog]
     headers = [frame for frame in frames if isinstance(frame, wire.Headers)]
@@ -333,17 +345,17 @@ def test_what_a_new_session_is_told_fits_into_frames(runner: Runner) -> None:
 
 def test_presences_are_taken_and_handed_on_together_or_not_at_all(runner: Runner) -> None:
     site = runner.site("geneva")
-    site._neighbours["turin"].live = True
+    site._conversation.neighbours["turin"].live = True
     good, bad = (
         wire.signed_presence(runner.identities[name], bytes([3] * 32), site.agreement.terms())
         for name in ("lyon", "nice")
     )
     bad = bad._replace(nonce=bytes([4] * 32))
     (refusal,) = hear(site, "lyon", wire.Presences((good, bad)))
-    assert "not signed" in refusal.reason and set(site._presences) == {"geneva"}
-    assert not site._neighbours["turin"].backlog
+    assert "not signed" in refusal.reason and set(site._conversation.presences) == {"geneva"}
+    assert not site._conversation.neighbours["turin"].backlog
     hear(site, "lyon", wire.Presences((good,)))
-    assert [wire.decoded(data) for data in site._neighbours["turin"].backlog] == [
+    assert [wire.decoded(data) for data in site._conversation.neighbours["turin"].backlog] == [
         wire.Presences((good,))
     ]
     # Equal terms, a thousand times over, would be in the frames of all sites.
@@ -363,8 +375,8 @@ def test_a_hello_of_another_run_is_in_the_audit_file(
     other = Runner(runner.agreed, identities, tmp_path / "other").site("lyon")
     other._channel.network = runner.network
     for end in (site, other):
-        end._channel.open(end._greeting, end._check)
-    site._handle(site._channel.receive(1))
+        end._channel.open(end._conversation.greeting, end._conversation.check)
+    site._conversation.handle(site._channel.receive(1))
     lines = (tmp_path / "geneva" / "audit.jsonl").read_text().splitlines()
     line = json.loads(lines[-1])
     assert (line["event"], line["peer"]) == ("hello refused", "lyon")
@@ -376,11 +388,13 @@ def test_a_hello_of_another_run_is_in_the_audit_file(
 def test_a_backup_of_before_the_run_is_told_what_it_is(runner: Runner) -> None:
     site = begun(runner)
     header = message_of(site, runner.identities["geneva"], 0, payload_of(site)).header("geneva")
-    greeting = wire.Greeting(site._presences["lyon"], site._run, (header,))
+    greeting = wire.Greeting(
+        site._conversation.presences["lyon"], site._conversation.run, (header,)
+    )
     site.close()
     (runner.folder / "geneva" / "run").unlink()
     restored = runner.site("geneva")
-    reason = restored._check("lyon", wire.encoded(greeting))
+    reason = restored._conversation.check("lyon", wire.encoded(greeting))
     assert "this folder is new, and lyon has a message of geneva in round 0 of a run" in reason
     assert reason.endswith("restored it from a backup, and must leave")
     with pytest.raises(MustLeave, match="this folder is new, and lyon has a message"):
@@ -398,16 +412,17 @@ def test_a_lost_folder_stops_and_a_forged_message_stops_nobody(runner: Runner) -
     lost = runner.site("lyon")
 
     def reason_for(header: wire.Header, run: bytes) -> str | None:
-        greeting = wire.Greeting(site._presences["geneva"], run, (header,))
-        return lost._check("geneva", wire.encoded(greeting))
+        greeting = wire.Greeting(site._conversation.presences["geneva"], run, (header,))
+        return lost._conversation.check("geneva", wire.encoded(greeting))
 
     # Of another run, of another round, of another site.
-    cases = [(own, bytes(32)), (own, b""), (own._replace(round=1), site._run), (forged, site._run)]
-    cases.append((message_of(site, identities["nice"], 0, b"").header("nice"), site._run))
-    for header, run in cases:
-        assert reason_for(header, run) == "geneva shows a message that lyon did not sign"
-    assert lost._doubt is None
-    assert "lyon lost its folder" in str(reason_for(own, site._run))
+    run = site._conversation.run
+    cases = [(own, bytes(32)), (own, b""), (own._replace(round=1), run), (forged, run)]
+    cases.append((message_of(site, identities["nice"], 0, b"").header("nice"), run))
+    for header, stated in cases:
+        assert reason_for(header, stated) == "geneva shows a message that lyon did not sign"
+    assert lost._conversation.doubt is None
+    assert "lyon lost its folder" in str(reason_for(own, run))
     with pytest.raises(MustLeave, match="this folder is new, and geneva has a message of lyon"):
         lost.run()
     lost.close()
@@ -440,7 +455,7 @@ def test_leaving_is_in_the_audit_file(stopped, tmp_path: Path) -> None:
     (tmp_path / "geneva" / "state").unlink()
     site = Runner(original.agreed, original.identities, tmp_path).site("geneva")
     for peer in PEERS:
-        site._neighbours[peer].met = True
+        site._conversation.neighbours[peer].met = True
     with pytest.raises(MustLeave, match="was sent already"):
         site.run()
     lines = (tmp_path / "geneva" / "audit.jsonl").read_text().splitlines()
@@ -453,18 +468,59 @@ def test_leaving_is_in_the_audit_file(stopped, tmp_path: Path) -> None:
     site.close()
 
 
-def test_an_early_message_is_acknowledged_when_its_round_begins(runner: Runner) -> None:
+def test_an_early_message_is_acknowledged_when_it_is_absorbed(runner: Runner) -> None:
     site = begun(runner)
-    site._load()
-    now = message_of(site, runner.identities["lyon"], 0, payload_of(site))
-    assert hear(site, "lyon", now) == [wire.Receipt(0, now.header("lyon").digest)]
-    early = message_of(site, runner.identities["lyon"], 1, payload_of(site))
-    assert hear(site, "lyon", early) == []
-    assert (runner.folder / "geneva" / "received" / "1.lyon").exists()
-    stepped(site, runner, 1)
-    frame = [wire.decoded(data) for data in site._neighbours["lyon"].backlog]
-    assert wire.Receipt(1, early.header("lyon").digest) in frame
+    now, early = (message_of(site, runner.identities["lyon"], r, payload_of(site)) for r in (0, 1))
+    assert hear(site, "lyon", now) == hear(site, "lyon", early) == []
+    lyon = site._conversation.neighbours["lyon"]
+    for message, later in ((now, early), (early, None)):
+        stepped(site, runner, 1)
+        said = [wire.decoded(data) for data in lyon.backlog]
+        assert wire.Receipt(message.round, message.header("lyon").digest) in said
+        assert later is None or wire.Receipt(later.round, later.header("lyon").digest) not in said
     site.close()
+
+
+def test_a_message_is_kept_until_all_have_absorbed_it(runner: Runner) -> None:
+    """A neighbour that was killed has it in memory no more, and asks by its new session."""
+    site = begun(runner)
+    stepped(site, runner, 1)
+    lyon = site._conversation.neighbours["lyon"]
+    lyon.acknowledged = -1
+    site._computed(site._state)
+    assert site._conversation.missing() == [
+        "the message of lyon", "the receipt of lyon", "the message of turin",
+    ]  # fmt: skip
+    site._conversation.handle(Event("opened", "lyon", b"", ""))
+    frames = [wire.decoded(data) for data in lyon.backlog]
+    assert [frame.round for frame in frames if isinstance(frame, wire.RoundMessage)] == [0, 1]
+    site.close()
+    # So after a kill; and what is absorbed by all is gone.
+    again = runner.site("geneva")
+    assert sorted(path.name for path in (runner.folder / "geneva" / "sent").iterdir()) == ["0", "1"]
+    stepped(again, runner, 1)
+    assert sorted(path.name for path in (runner.folder / "geneva" / "sent").iterdir()) == ["1"]
+    again.close()
+
+
+def test_evidence_is_read_at_the_next_start(runner: Runner) -> None:
+    site = begun(runner)
+    for value in (0.25, 0.5):
+        payload = payload_of(site, value)
+        hear(site, "lyon", message_of(site, runner.identities["lyon"], 0, payload))
+    site.close()
+    with pytest.raises(MustLeave, match="lyon sent two messages in round 0.*evidence-lyon-0 has"):
+        runner.site("geneva")
+
+
+def test_a_message_under_the_name_of_another_round_leaves(runner: Runner) -> None:
+    site = begun(runner)
+    stepped(site, runner, 2)
+    site.close()
+    sent = runner.folder / "geneva" / "sent"
+    shutil.copy(sent / "1", sent / "2")
+    with pytest.raises(MustLeave, match="is damaged, and may be out already"):
+        runner.site("geneva")
 
 
 def test_a_round_after_one_that_somebody_else_acknowledged_is_refused(runner: Runner) -> None:
@@ -474,7 +530,7 @@ def test_a_round_after_one_that_somebody_else_acknowledged_is_refused(runner: Ru
     (refusal,) = hear(site, "lyon", early)
     assert isinstance(refusal, wire.Refusal)
     assert "acknowledged round 0 as geneva, which lacks it" in refusal.reason
-    assert not list((runner.folder / "geneva" / "received").iterdir())
+    assert not site._conversation.arrived
     site.close()
 
 
@@ -510,7 +566,7 @@ def test_links_of_one_direction_do_not_run_away(
     runner = OneWay(Agreed(plan, identities), identities, tmp_path)
 
     def slow(site: Site) -> None:
-        handle = site._handle
+        handle = site._conversation.handle
 
         def late(event: Event) -> None:
             frame = wire.decoded(event.data) if event.kind == "message" else None
@@ -519,7 +575,7 @@ def test_links_of_one_direction_do_not_run_away(
                 threading.Event().wait(1.0)
             handle(event)
 
-        site._handle = late
+        site._conversation.handle = late
 
     for name in NAMES:
         runner.start(name, slow if name == "nice" else lambda site: None)
@@ -540,7 +596,7 @@ def test_a_site_that_is_done_serves_again_and_ends_though_others_are_gone(runner
     ended.start()
     ended.join(20)
     is_over = not ended.is_alive()
-    site._doubt = "the test is over"
+    site._conversation.doubt = "the test is over"
     assert is_over
     site.close()
 
@@ -551,7 +607,7 @@ def test_a_refusal_holds_no_numbers_of_records(runner: Runner) -> None:
         runner.start(name)
     runner.finished()
     kinds = {type(wire.decoded(data)) for _, _, data in runner.network.frames}
-    assert kinds <= {wire.Presences, wire.Headers, wire.RoundMessage, wire.Receipt, wire.Finished}
+    assert kinds <= {wire.Presences, wire.Headers, wire.RoundMessage, wire.Receipt}
     assert all(len(variants) == 1 for variants in sent_by(runner.network).values())
     for path in (runner.folder / "geneva").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path

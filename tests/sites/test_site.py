@@ -47,7 +47,7 @@ class Runner:
         """End the sites that still wait."""
         self.over = "the test is over"
         for site in self.sites:
-            site._doubt = self.over
+            site._conversation.doubt = self.over
         self.join(*self.threads)
 
     def site(self, name: str, **changes: object) -> Site:
@@ -80,7 +80,7 @@ class Runner:
         def live() -> None:
             site = self.site(name)
             self.sites.append(site)
-            site._doubt = self.over
+            site._conversation.doubt = self.over
             try:
                 prepare(site)
                 self.results[name] = jax.tree.map(np.asarray, site.run())
@@ -125,7 +125,7 @@ def test_sites_agree_and_train_to_the_end(runner: Runner) -> None:
         # One message a round went out; the secret of the noise is gone.
         assert Audit.check(folder / "audit.jsonl") == 1 + 2 * ROUNDS
         assert not (folder / "secret").exists()
-        assert not list((folder / "sent").iterdir()) and not list((folder / "received").iterdir())
+        assert not list((folder / "sent").iterdir())
 
 
 class Killed(BaseException):
@@ -243,23 +243,24 @@ def begun(runner: Runner, name: str = NAMES[0]) -> Site:
                 site.agreement.terms(),
             )
             hear(site, NAMES[1], wire.Presences((presence,)))
-    assert len(site._run) == 32
+    assert len(site._conversation.run) == 32
+    site._draw()
     return site
 
 
 def hear(site: Site, peer: str, frame: wire.Frame | bytes) -> list[wire.Frame]:
     """Let a site hear something from a neighbour, and return what it then says to it."""
     data = frame if isinstance(frame, bytes) else wire.encoded(frame)
-    neighbour = site._neighbours[peer]
+    neighbour = site._conversation.neighbours[peer]
     neighbour.live = True
     neighbour.backlog.clear()
-    site._handle(Event("message", peer, data, ""))
+    site._conversation.handle(Event("message", peer, data, ""))
     return [wire.decoded(answer) for answer in neighbour.backlog]
 
 
 def message_of(site: Site, identity: Identity, round: int, payload: bytes) -> wire.RoundMessage:
     bare = wire.RoundMessage(round, payload, b"")
-    content = wire.message_content(site._run, 0, bare.header(identity.name))
+    content = wire.message_content(site._conversation.run, 0, bare.header(identity.name))
     return bare._replace(signature=identity.sign("message", content))
 
 
@@ -274,22 +275,29 @@ def payload_of(site: Site, value: float = 0.25) -> bytes:
     return np.full(sum(sizes), value, "<f4").tobytes()
 
 
-def test_a_message_is_on_disk_before_its_receipt(runner: Runner) -> None:
+def test_what_came_of_a_message_is_on_disk_before_its_receipt(runner: Runner) -> None:
     site = begun(runner)
-    message = message_of(site, runner.identities["lyon"], 0, payload_of(site))
+    site._state = site.compute.init()
+    conversation = site._conversation
+    messages = {
+        name: message_of(site, runner.identities[name], 0, payload_of(site)) for name in NAMES
+    }
+    receipt = wire.encoded(wire.Receipt(0, messages["lyon"].header("lyon").digest))
     stored = []
 
-    def create(name, content, function=site._folder.create):
+    def replace(name, content, function=site._folder.replace):
         function(name, content)
-        stored.append((name, list(site._neighbours["lyon"].backlog)))
+        stored.append((name, receipt in conversation.neighbours["lyon"].backlog))
 
-    site._folder.create = create
-    receipt = wire.Receipt(0, message.header("lyon").digest)
-    assert hear(site, "lyon", message) == [receipt]
-    assert stored == [("received/0.lyon", [])]
-    # Again: acknowledged, and not written twice.
-    assert hear(site, "lyon", message) == [receipt]
-    assert len(stored) == 1
+    site._folder.replace = replace
+    for name in ("lyon", "turin"):
+        assert hear(site, name, messages[name]) == []
+        conversation.neighbours[name].live = False
+    site._step()
+    assert stored == [("state", False)]
+    # Again, from a session that lost it: once, however often the message comes.
+    for _ in range(2):
+        assert wire.encoded(hear(site, "lyon", messages["lyon"])[-1]) == receipt
     site.close()
 
 
@@ -315,9 +323,9 @@ def test_what_is_no_message_of_the_round_is_refused_by_name(
     turin = runner.identities["turin"]
     hostile += [(message_of(site, turin, 0, good), "not signed for this run")]
     hostile += [(wire.Receipt(0, bytes(32)), "did not send")]
-    greeting = wire.Greeting(site._presences["lyon"], site._run, ())
+    greeting = wire.Greeting(site._conversation.presences["lyon"], site._conversation.run, ())
     hostile += [(greeting, "greeting after the hello")]
-    forged = site._presences["nice"]._replace(nonce=bytes([77] * 32))
+    forged = site._conversation.presences["nice"]._replace(nonce=bytes([77] * 32))
     hostile += [(wire.Presences((forged,)), "begun twice")]
     header = message_of(site, lyon, 0, good).header("lyon")
     for changed in ({"signature": b""}, {"sender": "nobody"}, {"round": 999}, {"digest": b"x"}):
@@ -337,8 +345,8 @@ def test_what_is_no_message_of_the_round_is_refused_by_name(
         assert answer.reason.startswith("geneva refuses what lyon sent") and reason in answer.reason
         assert [record.exc_info for record in caplog.records] == [None]
     assert content_of(runner.folder / "geneva") == before
-    assert site._doubt is None and not site._arrived
-    assert isinstance(hear(site, "lyon", valid)[0], wire.Receipt)
+    assert site._conversation.doubt is None and not site._conversation.arrived
+    assert hear(site, "lyon", valid) == [] and ("lyon", 0) in site._conversation.arrived
     site.close()
     other_run.close()
 
@@ -354,12 +362,12 @@ def test_two_messages_of_a_round_are_proof_against_their_sender(runner: Runner) 
     assert "lyon sent two messages in round 0" in refusal.reason
     assert str(runner.folder) not in refusal.reason
     with pytest.raises(MustLeave, match="lyon sent two messages in round 0"):
-        site._wait(lambda: False, lambda: [])
+        site._wait(lambda: ["nobody"])
     # Whoever gets it finds the same.
     other = begun(Runner(runner.agreed, runner.identities, runner.folder / "other"), "nice")
-    other._run = site._run
+    other._conversation.run = site._conversation.run
     hear(other, "turin", wire.Headers(evidence.headers))
-    assert "lyon sent two messages in round 0" in str(other._doubt)
+    assert "lyon sent two messages in round 0" in str(other._conversation.doubt)
     assert (runner.folder / "geneva" / "evidence-lyon-0").exists()
     site.close()
     other.close()
@@ -376,9 +384,8 @@ def test_a_restored_backup_stops_before_it_computes(runner: Runner, monkeypatch)
     (restored / "secret").write_bytes(bytes([101] * 32))
     for name in ("state", "headers"):
         (restored / name).unlink()
-    for name in ("sent", "received"):
-        for path in (restored / name).iterdir():
-            path.unlink()
+    for path in (restored / "sent").iterdir():
+        path.unlink()
     computed = []
     monkeypatch.setattr("dpjax.sites.compute.SiteRounds.outgoing", computed.append)
     for name in NAMES:
@@ -398,11 +405,11 @@ def sent_after(runner: Runner, name: str, rounds: int) -> set[int]:
 def test_a_folder_begun_again_is_refused_by_its_neighbours(runner: Runner) -> None:
     site = begun(runner)
     fresh = wire.signed_presence(runner.identities["lyon"], bytes([5] * 32), site.agreement.terms())
-    reason = site._check("lyon", wire.encoded(wire.Greeting(fresh, b"", ())))
+    reason = site._conversation.check("lyon", wire.encoded(wire.Greeting(fresh, b"", ())))
     assert reason is not None and "lyon began again with another folder" in reason
-    known = site._presences["lyon"]
-    assert site._check("lyon", wire.encoded(wire.Greeting(known, b"", ()))) is None
-    reason = site._check("lyon", wire.encoded(wire.Greeting(known, bytes(32), ())))
+    known = site._conversation.presences["lyon"]
+    assert site._conversation.check("lyon", wire.encoded(wire.Greeting(known, b"", ()))) is None
+    reason = site._conversation.check("lyon", wire.encoded(wire.Greeting(known, bytes(32), ())))
     assert reason == "lyon is in another run"
     site.close()
 
@@ -411,7 +418,7 @@ def test_who_differs_in_what_is_named(runner: Runner) -> None:
     site = runner.site("geneva")
     terms = site.agreement.terms() | {"schema": "a column"}
     other = wire.signed_presence(runner.identities["lyon"], bytes([2] * 32), terms)
-    reason = site._check("lyon", wire.encoded(wire.Greeting(other, b"", ())))
+    reason = site._conversation.check("lyon", wire.encoded(wire.Greeting(other, b"", ())))
     assert reason == "lyon and geneva differ in the schema"
     site.close()
 
@@ -426,7 +433,7 @@ def test_another_project_does_not_take_a_folder(runner: Runner) -> None:
 def test_status_is_plain_json_with_units(runner: Runner) -> None:
     site = begun(runner)
     site._channel.statistics = lambda: {"lyon": Traffic(5, 6, 1, 0.25), "turin": Traffic()}
-    site._tell(lambda: ["lyon"])
+    site._tell("waits for lyon")
 
     def refuse(word: str) -> None:
         raise AssertionError(word)
@@ -478,7 +485,7 @@ def test_log_tells_sessions_rounds_and_end(
     site = runner.site("geneva")
     with caplog.at_level(logging.INFO, "dpjax.sites"):
         for _ in range(3000):
-            site._handle(Event("closed", "lyon", b"", "gone"))
+            site._conversation.handle(Event("closed", "lyon", b"", "gone"))
     assert 1000 <= len(caplog.records) <= 1003
     assert caplog.records[0].getMessage() == "session with lyon closed: gone"
     site.close()
@@ -493,10 +500,33 @@ def test_another_secret_of_the_group_is_named(
     site = runner.site("geneva")
     for secret, expected in ((bytes([9] * 32), None), (bytes([8] * 32), "the secret of the group")):
         other = runner.site("lyon", secret=secret)
-        greeting = wire.Greeting(other._presences["lyon"], b"", ())
-        reason = site._check("lyon", wire.encoded(greeting))
+        greeting = wire.Greeting(other._conversation.presences["lyon"], b"", ())
+        reason = site._conversation.check("lyon", wire.encoded(greeting))
         assert reason == (expected and f"lyon and geneva differ in {expected}")
         other.close()
         shutil.rmtree(tmp_path / "lyon")
-    assert secret.hex() not in str(other._presences["lyon"].terms)
+    assert secret.hex() not in str(other._conversation.presences["lyon"].terms)
+    site.close()
+
+
+def test_members_of_a_group_alone_compare_its_secret(
+    identities: dict[str, Identity], tmp_path: Path
+) -> None:
+    """Each of several groups has a secret of its own."""
+    plan = plan_of(DESIGNS["shared"], rounds=ROUNDS)
+    runner = Runner(Agreed(plan, identities), identities, tmp_path)
+    site = runner.site("geneva")
+    site._conversation._group = ("geneva", "lyon")
+    other = site.agreement.terms() | {"secret of the group": "another"}
+    none = site.agreement.terms()
+    for name, terms, expected in (
+        ("lyon", other, "lyon and geneva differ in the secret of the group"),
+        ("lyon", none, "lyon and geneva differ in the secret of the group"),
+        ("turin", other, None),
+        ("turin", none, None),
+        ("turin", other | {"plan": ""}, "turin and geneva differ in the plan"),
+    ):
+        presence = wire.signed_presence(identities[name], bytes([2] * 32), terms)
+        greeting = wire.encoded(wire.Greeting(presence, b"", ()))
+        assert site._conversation.check(name, greeting) == expected
     site.close()

@@ -243,7 +243,7 @@ def test_first_values_of_a_problem_of_ones_own_are_compared(files: dict, tmp_pat
         name = "geneva" if number == 2 else "lyon"
         settings = settings_of(files, name, tmp_path, ports) | {"folder": tmp_path / str(number)}
         site = dp.site(plan, task, settings)
-        presences.append(site._presences[name])
+        presences.append(site._conversation.presences[name])
         site.close()
     plain, of_records, other = (dict(presence.terms) for presence in presences)
     assert plain == other
