@@ -24,8 +24,8 @@ from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.plans import optimizers, plan, protect
 from dpjax.plans.plan import Plan
+from dpjax.sites import conversation, wire
 from dpjax.sites import site as site_
-from dpjax.sites import wire
 from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import Channel, ChannelLimits, Event
 from dpjax.sites.identity import Identity
@@ -154,7 +154,7 @@ class Leak(Tap):
             compute = site.compute
             zeros = compute._with(compute._places(int(state.round)))
             sent = round_.outgoing_program(compute._part.statics, zeros, state)
-            self.bare[int(state.round)] = site_._bytes_of(sent.message)
+            self.bare[int(state.round)] = conversation._bytes_of(sent.message)
             return outgoing(state)
 
         site.compute.outgoing = with_bare  # type: ignore[method-assign]
@@ -165,7 +165,7 @@ class Leak(Tap):
         if peer == NAMES[NEIGHBOUR] and isinstance(frame, wire.RoundMessage):
             bare = frame._replace(payload=self.bare[frame.round])
             header = bare.header(self.name)
-            content = wire.message_content(self.site._run, 0, header)
+            content = wire.message_content(self.site._conversation.run, 0, header)
             bare = bare._replace(signature=self.identity.sign("message", content))
             self.digests[header.digest] = frame.header(self.name).digest
             data = wire.encoded(bare)
