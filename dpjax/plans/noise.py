@@ -276,8 +276,9 @@ class Whisper(Correlated):
         groups: Any = self.subgroups
         if groups is None:
             return
-        nested = isinstance(groups, list | tuple)
-        if not nested or not all(isinstance(group, list | tuple) for group in groups):
+        if not isinstance(groups, list | tuple) or not all(
+            isinstance(group, list | tuple) for group in groups
+        ):
             raise _validate.refusal("subgroups", groups, "give sequences of agents, or None")
         # Tuples, since parts are hashed.
         groups = tuple(tuple(_validate.agents("subgroups", group)) for group in groups)
