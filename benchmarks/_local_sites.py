@@ -4,6 +4,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from dpjax.plans.plan import Plan
 from dpjax.sites.channel import Event, Traffic
@@ -38,6 +39,10 @@ class Agreed:
         self.digest = plan.fingerprint()
         self.average_rounds = average_rounds
         self.extra: dict[str, str] = {}
+
+    def described(self) -> dict[str, Any]:
+        """What a model's file says beside the model."""
+        return {}
 
     def terms(self) -> dict[str, str]:
         """What sites compare."""

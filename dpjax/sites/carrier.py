@@ -74,7 +74,7 @@ _REASONS = 16
 _LOOPBACK = r"(127\.0\.0\.1|\[::1\]|localhost)"
 _REMEDIES = {
     "Socket closed": (
-        "Socket closed: it stopped, or refuses this site's certificate: its standard error says why"
+        "Socket closed: it stopped, or refuses this site's certificate, as its standard error says"
     ),
     "andshake failed": "TLS failed: compare authorities, and both clocks",
     "erification": "another site answers at this address",
@@ -616,8 +616,8 @@ class GrpcChannel:
         """Refuse what is no "host:port", of this machine where there is no TLS."""
         host = _LOOPBACK if self.insecure else ".+"
         if not re.fullmatch(rf"{host}:\d+", str(value)):
-            remedy = "without TLS a host of 127.0.0.1, [::1] and localhost"
-            raise _validate.refusal(name, value, f"give host:port, {why}; {remedy}")
+            of = ", of 127.0.0.1, [::1] or localhost without TLS" if self.insecure else ""
+            raise _validate.refusal(name, value, f"give host:port{of}, {why}")
 
     def _options(self) -> list[tuple[str, int | str]]:
         """Settings of gRPC, for both ends."""

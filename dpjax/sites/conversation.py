@@ -37,6 +37,13 @@ _REFUSALS = 1000
 _PIECE = 32
 """Presences or headers of one frame, which no limit of a channel is below."""
 _EVIDENCE = "evidence-"
+_REMEDIES = {
+    "plan": "get plan.json and plan.npz again, the same two files at both sites",
+    "package version": "install one version of dpjax at all sites (dpjax --version)",
+    "protocol version": "install one version of dpjax at all sites (dpjax --version)",
+    GROUP_ITEM: "copy the one file that the group drew for this run",
+}
+"""What to do about an item of terms that differs."""
 _Terms: TypeAlias = tuple[tuple[str, str], ...]
 Item = TypeVar("Item")
 
@@ -71,6 +78,9 @@ class Agreement(Protocol):
     def terms(self) -> Mapping[str, str]:
         """What sites compare: items, each with its digest or text."""
 
+    def described(self) -> Mapping[str, np.ndarray]:
+        """What the file of a model says beside the model: its features, say."""
+
 
 @dataclass
 class Neighbour:
@@ -85,6 +95,7 @@ class Neighbour:
         live: Whether one is open now.
         acknowledged: The last round of this site's message that it has absorbed.
         refused: How often either end refused something of the other's.
+        refusal: Why the last hello failed; "" once one did not.
         turns: How often a session with it was opened or closed.
         backlog: What is to be said to it next.
     """
@@ -97,8 +108,13 @@ class Neighbour:
     live: bool = False
     acknowledged: int = -1
     refused: int = 0
+    refusal: str = ""
     turns: int = 0
     backlog: deque[bytes] = field(default_factory=deque)
+
+    def __str__(self) -> str:
+        """Its name, and why it is not there."""
+        return f"{self.name} (refused: {self.refusal})" if self.refusal else self.name
 
 
 class Conversation:
@@ -178,11 +194,11 @@ class Conversation:
         presences = {entry.name: entry for entry in _whole(begun, wire.Presences, "run").presences}
         current = self.presences[self.name]
         stored = presences.get(self.name, current)
-        differing = _differences(stored.terms, current.terms)
+        differing = _differing(stored.terms, current.terms)
         if differing:
             raise ValueError(
-                f"folder is {str(self._folder.path)!r}, of a run that differs in {differing}; "
-                "restore these, or name another folder for another project"
+                f"folder is {str(self._folder.path)!r}, of a run that differs in "
+                f"{_words(differing)}; restore these, or name another folder for another project"
             )
         if stored.nonce != current.nonce or set(presences) != set(self._agreement.names):
             raise MustLeave(f"{self._folder.path} is not of one run; this site must leave")
@@ -282,6 +298,8 @@ class Conversation:
         if not self.behind():
             self._folder.delete(f"sent/{self.round - 1}")
         self.flush()
+        for peer in self.neighbours.values():
+            peer.live = False
 
     # What is waited for.
 
@@ -290,9 +308,9 @@ class Conversation:
         texts = []
         for peer in self.neighbours.values():
             if peer.sends and (peer.name, self.round) not in self.arrived:
-                texts.append(f"the message of {peer.name}")
+                texts.append(f"the message of {peer}")
             if peer.hears and peer.acknowledged < self.round - 1:
-                texts.append(f"the receipt of {peer.name}")
+                texts.append(f"the receipt of {peer}")
         return texts
 
     def behind(self) -> list[str]:
@@ -309,7 +327,7 @@ class Conversation:
 
     def unmet(self) -> list[str]:
         """With whom no session was opened yet."""
-        return [f"a session with {peer.name}" for peer in self.neighbours.values() if not peer.met]
+        return [f"a session with {peer}" for peer in self.neighbours.values() if not peer.met]
 
     def turn(self) -> None:
         """Say what is to be said, and handle an event, or what waited for a quiet moment."""
@@ -352,6 +370,7 @@ class Conversation:
         with self._guard:
             if event.kind == "opened":
                 peer.live = peer.met = True
+                peer.refusal = ""
                 _report_turn(peer, "open")
                 self._welcome(peer)
             elif event.kind == "closed":
@@ -363,9 +382,11 @@ class Conversation:
                     self._take(peer, wire.decoded(event.data))
                 except Refused as refusal:
                     self._refuse(peer, str(refusal))
-            elif _is_new_refusal(peer):
+            else:
                 # A hello that either end refused: of another run, say. The channel has logged it.
-                self.audit.note("hello refused", peer=peer.name, reason=event.reason)
+                peer.refusal = event.reason
+                if _is_new_refusal(peer):
+                    self.audit.note("hello refused", peer=peer.name, reason=event.reason)
 
     def _refuse(self, peer: Neighbour, reason: str) -> None:
         """Say what was refused: here, there and in the audit file."""
@@ -444,8 +465,11 @@ class Conversation:
             theirs = _without_group(theirs)
             mine = _without_group(mine)
         if theirs != mine:
-            differing = _differences(theirs, mine) or "how terms are written"
-            raise Refused(f"{presence.name} and {self.name} differ in {differing}")
+            items = _differing(theirs, mine) or ["way in which terms are written"]
+            # All else follows from it.
+            items = ["plan"] if "plan" in items else items
+            remedy = _REMEDIES.get(items[0], "give the same at all sites")
+            raise Refused(f"{presence.name} and {self.name} differ in {_words(items)}; {remedy}")
         if bool(presence.exchange) != bool(own.exchange):
             raise Refused(f"{presence.name} differs in whether it shows a key for links")
 
@@ -683,11 +707,14 @@ def _without_group(terms: _Terms) -> _Terms:
     return tuple(term for term in terms if term[0] != GROUP_ITEM)
 
 
-def _differences(theirs: _Terms, mine: _Terms) -> str:
-    """The items of terms that differ, in words; "" for none."""
+def _differing(theirs: _Terms, mine: _Terms) -> list[str]:
+    """The items of terms that differ."""
     first = dict(theirs)
     second = dict(mine)
-    items = [item for item in {**second, **first} if first.get(item) != second.get(item)]
+    return [item for item in {**second, **first} if first.get(item) != second.get(item)]
+
+
+def _words(items: list[str]) -> str:
     return " and ".join(f"the {item}" for item in items)
 
 

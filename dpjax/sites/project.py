@@ -35,7 +35,7 @@ from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
 from dpjax.plans import calibration, compatibility
 from dpjax.plans.calibration import Calibrated, Factored, Target
-from dpjax.plans.noise import Correlated
+from dpjax.plans.noise import Correlated, Polynomial
 from dpjax.plans.plan import Config, Plan, make
 from dpjax.plans.settings import (
     MODEL_OPTIONS,
@@ -507,7 +507,7 @@ def _stored_plan(target: Target, arrays: Arrays) -> Plan:
         raise ValueError("its mixing matrix is not that of its network")
     target = dataclasses.replace(target, mixing=matrix)
     noise: Calibrated
-    if isinstance(target.config.noise, Correlated):
+    if isinstance(target.config.noise, Correlated | Polynomial):
         # How good a design is knows who solved for it, and a site has none to save.
         noise = Factored(arrays["factor"], arrays.get("strategy"), None)  # type: ignore[arg-type]
     else:

@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from dpjax import _files, _validate
-from dpjax.accounting import parties
 from dpjax.engine.result import Progress
 from dpjax.engine.step import NOT_FINITE, Metrics, Outgoing
 from dpjax.learning.problem import Problem
@@ -132,10 +131,11 @@ class Site:
         number = names.index(self.name)
         self._group = tuple(names[member] for member in _group_of(plan, number))
         if (secret is None) == (len(self._group) > 1):
+            if secret is not None:
+                raise ValueError("secret is given, and this noise has no group's; leave it out")
             raise ValueError(
-                f"secret is {'missing' if secret is None else 'given'} for noise of "
-                f"{', '.join(self._group)}; give the file of a group's secret where there is a "
-                "group, and only there"
+                f"secret is missing; name the file that the group of {', '.join(self._group)} "
+                "drew for this run: secret = FILE in site.toml"
             )
         self._group_secret = secret
         if is_own and problem.init_per_agent:
@@ -155,8 +155,6 @@ class Site:
             )
         # Made once, as every round states it. Refuses a plan whose loss is none at sites.
         self.guarantee = self.compute.guarantee.replace(sites=True, insecure=channel.insecure)
-        if self.guarantee.epsilon > parties.VACUOUS:
-            _log.warning("epsilon is vacuous: odds may change by more than e^%g", parties.VACUOUS)
         self._last = self.compute.rounds + agreement.average_rounds
         self._channel = channel
         self._is_used = False
@@ -176,7 +174,8 @@ class Site:
         return self._folder.path
 
     def save(self, path: _files.PathLike) -> None:
-        """Write what may be published, readable without JAX: arrays by their paths, a statement.
+        """Write what may be published, readable without JAX: arrays by their paths, a statement,
+        and the features and classes of the project's schema.
 
         Args:
             path: An .npz file; must not exist.
@@ -184,6 +183,7 @@ class Site:
         assert self._state is not None
         released = jax.device_get(self.compute.released(self._state))
         entries: dict[str, Any] = {"statement": np.array(self.guarantee.statement())}
+        entries |= self.agreement.described()
         for place, leaf in jax.tree.leaves_with_path(released):
             entries[jax.tree_util.keystr(place)] = leaf[0]
         with _files.writing("path", path):
@@ -333,7 +333,7 @@ class Site:
             # The first error is what matters, whatever the disk can still take.
             with contextlib.suppress(OSError, ValueError):
                 self._told = 0.0
-                self._tell(f"stopped: {str(error) or type(error).__name__}")
+                self._tell(f"stopped: {str(error) or 'interrupted'}")
                 if isinstance(error, MustLeave):
                     self._conversation.audit.note("stopped", reason=str(error))
             raise
@@ -403,7 +403,7 @@ class Site:
     def _finish(self) -> None:
         """Stay until all neighbours have the last message, or for the time of lingering."""
         conversation = self._conversation
-        self._wait(conversation.behind, self.waits.linger)
+        self._wait(conversation.behind, self.waits.linger, "is done, and stays for")
         for name in conversation.behind():
             _log.warning("%s is not done yet; start this site again if it needs it", name)
         conversation.end()
@@ -413,7 +413,12 @@ class Site:
 
     # Waiting.
 
-    def _wait(self, missing: Callable[[], list[str]], most: float = np.inf) -> None:
+    def _wait(
+        self,
+        missing: Callable[[], list[str]],
+        most: float = np.inf,
+        verb: str = "waits for",
+    ) -> None:
         """Handle events until nothing is missing, or for so long; name what is late."""
         conversation = self._conversation
         began = time.monotonic()
@@ -422,10 +427,11 @@ class Site:
             if conversation.doubt is not None:
                 raise MustLeave(conversation.doubt)
             conversation.turn()
-            self._tell("waits for " + "; ".join(missing()))
-            if time.monotonic() > late:
+            names = "; ".join(missing())
+            self._tell(f"{verb} {names}" if names else "goes on")
+            if names and time.monotonic() > late:
                 late += self.waits.late
-                _log.warning("round %d waits for %s", self.round, "; ".join(missing()))
+                _log.warning("round %d %s %s", self.round, verb, names)
 
     def _tell(self, doing: str) -> None:
         """Write what the site is doing, once a second."""
@@ -438,6 +444,8 @@ class Site:
         for peer in conversation.neighbours.values():
             session = "open" if peer.live else "closed"
             state: _Status = {"session": session, "acknowledged_rounds": peer.acknowledged + 1}
+            if peer.refusal:
+                state["refused"] = peer.refusal
             if peer.name in traffic:
                 sent, received, sessions, silence = traffic[peer.name]
                 state |= {"sent_bytes": sent, "received_bytes": received, "sessions": sessions}

@@ -57,7 +57,12 @@ class Folder:
         self.path = Path(path)
         with _files.writing("folder", path):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _files.Lock("folder", path, self.path / "lock")
+        try:
+            self._lock = _files.Lock("folder", path, self.path / "lock")
+        except _files.Busy:
+            # Who asks whether a site runs holds it for a moment.
+            time.sleep(0.05)
+            self._lock = _files.Lock("folder", path, self.path / "lock")
         for stray in self.path.rglob(".*.tmp"):
             stray.unlink(missing_ok=True)
         with _files.writing("folder", path):

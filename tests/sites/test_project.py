@@ -399,7 +399,9 @@ def test_arrays_of_another_project_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "design", [*DESIGNS[:2], DESIGNS[4]], ids=["Independent", "Mafalda", "Whisper"]
+    "design",
+    [*DESIGNS[:2], DESIGNS[4], DESIGNS[7]],
+    ids=["Independent", "Mafalda", "Whisper", "Polynomial"],
 )
 def test_less_noise_is_refused_whatever_digests_say(design: dict[str, Any], tmp_path: Path) -> None:
     written(tmp_path, noise=[design])

@@ -363,7 +363,7 @@ def test_presences_are_taken_and_handed_on_together_or_not_at_all(runner: Runner
     long = wire.Presence("nice", bytes([4] * 32), b"", terms, b"")
     long = long._replace(signature=runner.identities["nice"].sign("presence", long.content))
     (refusal,) = hear(site, "lyon", wire.Presences((long,)))
-    assert "how terms are written" in refusal.reason
+    assert "the way in which terms are written" in refusal.reason
     site.close()
 
 

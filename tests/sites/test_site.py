@@ -419,7 +419,7 @@ def test_who_differs_in_what_is_named(runner: Runner) -> None:
     terms = site.agreement.terms() | {"schema": "a column"}
     other = wire.signed_presence(runner.identities["lyon"], bytes([2] * 32), terms)
     reason = site._conversation.check("lyon", wire.encoded(wire.Greeting(other, b"", ())))
-    assert reason == "lyon and geneva differ in the schema"
+    assert reason == "lyon and geneva differ in the schema; give the same at all sites"
     site.close()
 
 
@@ -498,7 +498,8 @@ def test_another_secret_of_the_group_is_named(
     plan = plan_of(DESIGNS["shared"], rounds=ROUNDS)
     runner = Runner(Agreed(plan, identities), identities, tmp_path)
     site = runner.site("geneva")
-    for secret, expected in ((bytes([9] * 32), None), (bytes([8] * 32), "the secret of the group")):
+    named = "the secret of the group; copy the one file that the group drew for this run"
+    for secret, expected in ((bytes([9] * 32), None), (bytes([8] * 32), named)):
         other = runner.site("lyon", secret=secret)
         greeting = wire.Greeting(other._conversation.presences["lyon"], b"", ())
         reason = site._conversation.check("lyon", wire.encoded(greeting))
@@ -518,15 +519,18 @@ def test_members_of_a_group_alone_compare_its_secret(
     site = runner.site("geneva")
     site._conversation._group = ("geneva", "lyon")
     other = site.agreement.terms() | {"secret of the group": "another"}
+    named = "the secret of the group; copy the one file that the group drew for this run"
     none = site.agreement.terms()
+    plans = "the plan; get plan.json and plan.npz again, the same two files at both sites"
     for name, terms, expected in (
-        ("lyon", other, "lyon and geneva differ in the secret of the group"),
-        ("lyon", none, "lyon and geneva differ in the secret of the group"),
+        ("lyon", other, named),
+        ("lyon", none, named),
         ("turin", other, None),
         ("turin", none, None),
-        ("turin", other | {"plan": ""}, "turin and geneva differ in the plan"),
+        ("turin", other | {"plan": "", "model": ""}, plans),
     ):
         presence = wire.signed_presence(identities[name], bytes([2] * 32), terms)
         greeting = wire.encoded(wire.Greeting(presence, b"", ()))
-        assert site._conversation.check(name, greeting) == expected
+        reason = site._conversation.check(name, greeting)
+        assert reason == (expected and f"{name} and geneva differ in {expected}")
     site.close()

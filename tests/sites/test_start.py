@@ -223,7 +223,9 @@ def test_plans_that_sites_cannot_run_are_refused(files: dict, tmp_path: Path) ->
     )
     with pytest.raises(ValueError, match="plan has release=False"):
         dp.site(simulated, problem_of(1), settings)
-    with pytest.raises(ValueError, match="secret is missing for noise of geneva, lyon"):
+    with pytest.raises(
+        ValueError, match="secret is missing; name the file that the group of geneva, lyon"
+    ):
         dp.site(plan_of(DESIGNS["shared"]), problem_of(1), settings)
     with pytest.raises(ValueError, match="give data as a Problem"):
         dp.site(plan_of(DESIGNS["own"]), {"file": "records.csv"}, settings)
