@@ -220,7 +220,7 @@ class Sites:
 
 def model_of(path: Path) -> dict[str, np.ndarray]:
     with np.load(path) as file:
-        return {name: file[name] for name in file.files if name != "statement"}
+        return {name: file[name] for name in file.files if name.startswith("[")}
 
 
 def flat(models: Models) -> dict[str, bytes]:
