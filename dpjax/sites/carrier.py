@@ -6,8 +6,9 @@ frame says that its sender is alive. On a slow link a long message arrives in pi
 takes its sender for dead.
 
 Threads: a session has a reader here, and a writer of gRPC's that takes what `_Session.outgoing`
-yields. One thread more watches the clock. One condition guards all of it. A process that has opened
-a channel must not fork.
+yields. One thread more watches the clock. One lock guards all of it. Each session has a condition
+of its own: a message wakes the threads of one session alone. A process that has opened a channel
+must not fork.
 """
 
 import logging
@@ -263,7 +264,8 @@ class GrpcChannel:
         if self._callers:
             where = f"as {', '.join(self._callers)} dial this site"
             self._check_address("listen", self.listen, where)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._stopped = threading.Event()
         self._peers = {name: _Peer(name) for name in self.peers}
         self._stranger = _Peer("")
@@ -329,7 +331,8 @@ class GrpcChannel:
             return None
         with self._changed:
             peer.unread -= 1
-            self._changed.notify_all()
+            if peer.session is not None:
+                peer.session.changed.notify_all()
         return event
 
     def depart(self, name: str) -> None:
@@ -400,7 +403,8 @@ class GrpcChannel:
     def _session(self, peer: _Peer) -> _Session:
         """A session that begins, of few that a name may have at once."""
         deadline = monotonic() + self.limits.hello
-        session = _Session(self._changed, peer, self.limits, deadline)
+        changed = threading.Condition(self._lock)
+        session = _Session(changed, peer, self.limits, deadline)
         with self._changed:
             streams = sum(other.peer is peer for other in self._sessions)
             if streams >= _STREAMS or self._stopped.is_set():
@@ -455,7 +459,7 @@ class GrpcChannel:
             if session.stage != "over":
                 session.stage = "open"
                 session.deadline = math.inf
-            self._changed.wait_for(lambda: session.stage == "over" or not session.peer.unread)
+            session.changed.wait_for(lambda: session.stage == "over" or not session.peer.unread)
             if session.stage == "open":
                 session.listen()
                 session.peer.sessions += kind == "opened"
@@ -481,7 +485,7 @@ class GrpcChannel:
                 peer.session = None
             session.stage = "over"
             session.deadline = monotonic() + _LINGER
-            self._changed.notify_all()
+            session.changed.notify_all()
 
     def _report(self, peer: _Peer, reason: Refused) -> None:
         """Tell of a refusal, once a minute."""
