@@ -13,15 +13,16 @@ dropout are .05, and that many clients leave after they have shared their secret
   Under ``adversary`` "semi_malicious" clients have more neighbours and confirm what they were told.
 - ``floor``: seconds that the ChaCha20 bytes of all masks take, drawn at once under one key.
   ``times_floor`` is how many times as long a side takes. This cipher gives none for less.
-- ``tcp`` rows: `dpjax.secagg.local.over_tcp`, server and clients in one process; ``seconds`` are
-  those of all parties, ``wall`` those on the clock. Clients leave at three stages.
+- ``tcp`` rows: `dpjax.sites.sums.over_channel`, server and clients in one process, over gRPC with
+  TLS; ``seconds`` are those of all parties, of making their keys too, ``wall`` those on the clock.
+  Clients leave at three stages.
 - ``jit`` rows: `dpjax.contrib.masks`, masks of simulated clients and the sum's unmasking.
   ``bits``: as many words drawn by `jax.random.bits` and added up, to compare with: it hashes once
   for each word, and masks once for two. Compilation is excluded.
 
 Seconds are the process's own, the least of repeated calls (``runs``; what takes 100 seconds is not
 repeated), a client's mean; bytes are payloads, a client's mean:
-without the sum that comes back, over TCP with it, Flower's as protobuf has them.
+without the sum that comes back, over gRPC with it, Flower's as protobuf has them.
 """
 
 import functools
@@ -43,6 +44,7 @@ from _timing import Bench, forget_peak, installed, peak, timed, turns
 from dpjax.contrib import masks
 from dpjax.secagg import local
 from dpjax.secagg.terms import Terms
+from dpjax.sites import sums
 
 BITS = 32
 BOUND = 2**17
@@ -281,15 +283,15 @@ def protocol(
         yield row
 
 
-def over_tcp(options: Namespace, clients: int, length: int) -> dict[str, Any]:
-    """The row of a sum over TCP."""
+def over_channel(options: Namespace, clients: int, length: int) -> dict[str, Any]:
+    """The row of a sum over gRPC."""
     terms = terms_of(clients, length)
     values = vectors_of(clients, length)
     leaves = leaves_of(terms, ("share", "mask", "unmask"))
 
     def call() -> dict[str, Any]:
         began = time.process_time()
-        timing = timed(lambda: local.over_tcp(terms, values, leaves), 0)
+        timing = timed(lambda: sums.over_channel(terms, values, leaves), 0)
         took = {"seconds": time.process_time() - began, "wall": timing.first}
         carried = timing.result
         check(values, carried.total.survivors, carried.total.values)
@@ -373,7 +375,7 @@ def main(argv: list[str] | None = None) -> int:
                 for row in protocol(options, clients, length, adversary):
                     bench.row(what="protocol", clients=clients, length=length, **row)
         for clients in options.clients if "tcp" in options.what else ():
-            row = over_tcp(options, clients, length)
+            row = over_channel(options, clients, length)
             bench.row(what="tcp", clients=clients, length=length, **row)
         for clients in options.jit_clients if "jit" in options.what else ():
             row = in_jit(options, clients, length)

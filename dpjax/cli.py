@@ -30,7 +30,7 @@ _COMMANDS = {
     "account": "State what an algorithm costs every agent against an attacker.",
     "plot": "Draw a figure from stored records.",
     "data": "The data sets and their cache: list, fetch, path, check.",
-    "secagg": "Secure sums over TCP: serve, join.",
+    "secagg": "Secure sums between machines: serve, join.",
     "site": "A real site: request, renew, authority, secret, plan, document, run, status.",
 }
 """Commands, and their lines in the help of all."""

@@ -1,4 +1,4 @@
-"""A secure sum over TCP, some of whose clients leave: python examples/secure_sum.py [CLIENTS]"""
+"""A secure sum over gRPC, some of whose clients leave: python examples/secure_sum.py [CLIENTS]"""
 
 import argparse
 import random
@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 
-from dpjax.secagg import local
 from dpjax.secagg.terms import Terms
+from dpjax.sites import sums
 
 SENT = {"share": "keys", "mask": "shares", "confirm": "vector", "unmask": "vector"}
 
@@ -19,7 +19,7 @@ def main(clients=20, length=1000, dropout=0.1, corrupt=0.05, adversary="semi_hon
     stages = terms.stages[1:]
     leaves = {row: stages[at % len(stages)] for at, row in enumerate(leaving)}
     started = time.perf_counter()
-    carried = local.over_tcp(terms, values, leaves)
+    carried = sums.over_channel(terms, values, leaves)
     seconds = time.perf_counter() - started
     for row, stage in sorted(leaves.items()):
         print(f"  client {row} left after its {SENT[stage]}")

@@ -35,7 +35,8 @@ from dpjax.models.linear import Linear
 from dpjax.plans import plan, protect
 from dpjax.plans.sums import Discrete
 from dpjax.results import plots
-from dpjax.secagg import graph, tcp, transport
+from dpjax.secagg import graph, transport
+from dpjax.secagg.terms import Limits
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
@@ -215,8 +216,9 @@ def train(
     sums = transport.SecureSums(
         transport.terms_of(code, dropouts=config.dropouts, colluders=config.colluders),
         leaves,
+        over="tcp",
         skip=True,
-        limits=tcp.Limits(enrol=config.enrol),
+        limits=Limits(enrol=config.enrol),
     )
     crossed = lab.run(result, task, transport=sums, **options)
     # The same clients missing, late ones too, and the same two halves of a round: compiled as one

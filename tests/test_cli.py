@@ -155,9 +155,9 @@ def test_what_there_is_not_names_nearest(arguments: list[str], match: str, capsy
         ),
         ("secagg", "secagg: error: missing: serve or join; see dpjax secagg --help"),
         (
-            "secagg join --port 1",
-            "secagg join: error: missing: values, --clients, --length, --bound; see dpjax secagg "
-            "join --help",
+            "secagg join --server a:1",
+            "secagg join: error: missing: values, --clients, --length, --bound, --name, "
+            "--certificate, --key, --certificates; see dpjax secagg join --help",
         ),
         (
             "data ftech",

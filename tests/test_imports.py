@@ -56,6 +56,8 @@ WIDER = {
     "dpjax.results.plots": {"plans"},
     # A caption is the guarantee's own.
     "dpjax.results.captions": {"accounting"},
+    # A round's sums may cross the sites' channel, which builds on them.
+    "dpjax.secagg.transport": {"sites"},
 }
 
 # Modes of files of text.

@@ -7,6 +7,7 @@ import pytest
 
 from dpjax import cli
 from dpjax.results import records
+from dpjax.sites.identity import Authority, request
 
 ROOT = Path(__file__).resolve().parents[1]
 DESIGN = ["design", "--graph", "ring:4", "--relation", "replace_agent", "--epsilon", "1",
@@ -14,8 +15,12 @@ DESIGN = ["design", "--graph", "ring:4", "--relation", "replace_agent", "--epsil
 ACCOUNT = ["account", "--graph", "ring:4", "--relation", "replace_record", "--algorithm", "dsgd",
            "--rounds", "5", "--sigma", "1"]  # fmt: skip
 SECAGG = ["--clients", "5", "--length", "3", "--bound", "9", "--dropout", "0.2"]
-JOIN = ["secagg", "join", *SECAGG, "--port", "1"]
-SERVE = ["secagg", "serve", *SECAGG]
+PARTY = ["--certificates", *(f"{name}.pem" for name in ("server", *"abcde")), "--authority",
+         "authority_root.pem"]  # fmt: skip
+SERVER = ["--name", "server", "--certificate", "server.pem", "--key", "server.key"]
+JOIN = ["secagg", "join", *SECAGG, *PARTY, "--name", "a", "--certificate", "a.pem", "--key",
+        "a.key", "--server", "127.0.0.1:1"]  # fmt: skip
+SERVE = ["secagg", "serve", *SECAGG, *PARTY, *SERVER]
 
 
 def error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -69,8 +74,8 @@ def test_what_does_not_parse_is_refused_with_remedy(
         ([*JOIN, "objects.npy"], "values is 'objects.npy', which cannot be read (it is no file"),
         ([*JOIN, "."], "values is '.', which cannot be read (Is a directory);"),
         (
-            [*SERVE, "--port", "1", "--host", "203.0.113.1"],
-            "port is 1 of 203.0.113.1, where this",
+            [*SERVE, "--listen", "203.0.113.1:1"],
+            "listen is '203.0.113.1:1'; this process cannot listen there",
         ),
         (["plot", "nothing.jsonl"], "path is 'nothing.jsonl', which is not there"),
         (["data", "fetch", "nothing"], "name is 'nothing'; choose one of"),
@@ -84,6 +89,10 @@ def test_errors_name_arguments(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if arguments[0] == "secagg":
+        authority = Authority(".")
+        for party in ("server", *"abcde"):
+            authority.sign(request(party, ".")[1])
     (tmp_path / "empty.txt").write_text("# nothing\n")
     row = {"design": "a", "seed": 0, "round": 1, "test_loss": 0.5}
     rows = [row | {"graph": name} for name in ("er", "ring")]

@@ -43,6 +43,7 @@ Reference:
 
 import hashlib
 import secrets
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -51,18 +52,21 @@ from dpjax import _validate
 from dpjax.secagg import primitives
 from dpjax.secagg.messages import (
     ByNumber,
+    Closed,
     Confirm,
     Confirmed,
     Delivery,
     Hello,
     Keys,
     MaskedVector,
+    ProtocolMessage,
     Request,
     Roster,
     Shares,
     UnmaskingShares,
     encoded,
 )
+from dpjax.secagg.server import Total, signed
 from dpjax.secagg.terms import Abort, Terms
 
 __all__ = ()
@@ -393,6 +397,51 @@ class Client:
         self._seed = b""
         self._agreed = {}
         self._channel = self._mask = primitives.KeyPair(b"", b"")
+
+
+def reply(client: Client, message: ProtocolMessage) -> ProtocolMessage:
+    """Return what a client says to a message of the server.
+
+    Args:
+        client: The client.
+        message: The message.
+
+    Raises:
+        Abort: If it says nothing.
+    """
+    answers: dict[type, Callable[[Any], ProtocolMessage]] = {
+        Hello: client.greet,
+        Roster: client.share,
+        Delivery: client.mask,
+        Request: client.confirm if "confirm" in client.terms.stages else client.unmask,
+        Confirmed: client.unmask,
+    }
+    kind = type(message)
+    if kind not in answers:
+        client.end(f"the server sent {kind.__name__}, which is a client's to send")
+    return answers[kind](message)
+
+
+def told_sum(client: Client, closed: Closed) -> Total:
+    """Return the sum as the server tells it.
+
+    Args:
+        client: The client.
+        closed: The server's last word.
+
+    Raises:
+        Abort: Where there is none.
+    """
+    terms = client.terms
+    if closed.nonce != client.nonce:
+        client.end("the last message is of another aggregation")
+    if closed.reason or len(closed.survivors) < terms.minimum:
+        client.end(f"the server ended the aggregation: {closed.reason or 'too few survivors'}")
+    try:
+        residues = primitives.unpacked_vector(closed.total, terms.length, terms.bits)
+    except ValueError as error:
+        client.end(f"the sum is none: {error}")
+    return Total(signed(residues, terms.bits), tuple(sorted(closed.survivors)))
 
 
 def _halves(pair: bytes) -> tuple[bytes, bytes]:

@@ -4,8 +4,6 @@ The messages are those of the protocol, and every client has secrets of its own;
 the process holds them all.
 """
 
-import asyncio
-import concurrent.futures
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -13,23 +11,22 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax import _validate
-from dpjax.secagg import tcp
-from dpjax.secagg.client import Client
+from dpjax.secagg.client import Client, reply
 from dpjax.secagg.messages import Keys, ProtocolMessage, decoded, encoded
 from dpjax.secagg.server import SumServer, Total
 from dpjax.secagg.terms import Abort, Terms
 
-__all__ = ["STAGES", "over_tcp", "over_memory"]
+__all__ = ["STAGES", "over_memory"]
 
 STAGES = ("enrol", "share", "mask", "unmask")
 """When a client may leave: it sends nothing in that stage and after. Under ``semi_malicious``
 "confirm" comes before the last one (``terms.stages``)."""
 
-_Leaves = Mapping[int, str] | None
+Leaves = Mapping[int, str] | None
 """The stage in which a client leaves, by its row."""
 
 
-class _Carried(NamedTuple):
+class Carried(NamedTuple):
     """A secure sum and what crossed for it.
 
     Attributes:
@@ -58,8 +55,8 @@ class _Carried(NamedTuple):
 def over_memory(
     terms: Terms,
     rows: np.ndarray,
-    leaves: _Leaves = None,
-) -> _Carried:
+    leaves: Leaves = None,
+) -> Carried:
     """Return the sum of rows by the protocol, message by message, without a network.
 
     Args:
@@ -85,7 +82,7 @@ def over_memory(
     # Seconds of this process alone: waiting for a busy processor is not the protocol's.
     clock = time.process_time
     began = clock()
-    clients, stays = _parties(terms, rows, leaves)
+    clients, stays = parties(terms, rows, leaves)
     spent = clock() - began
     server = SumServer(terms)
     received = 0
@@ -98,7 +95,7 @@ def over_memory(
         sent += len(data)
         before = clock()
         try:
-            answer = encoded(tcp.reply(clients[row], decoded(data)))
+            answer = encoded(reply(clients[row], decoded(data)))
         except Abort:
             return None
         finally:
@@ -120,67 +117,11 @@ def over_memory(
             answer = say(row, message)
             if answer is not None:
                 server.accept(number, answer)
-    total = _by_row(server.total(), clients)
-    return _Carried(total, received, sent, clock() - began - spent, spent)
+    total = by_row(server.total(), clients)
+    return Carried(total, received, sent, clock() - began - spent, spent)
 
 
-def over_tcp(
-    terms: Terms,
-    rows: np.ndarray,
-    leaves: _Leaves = None,
-    *,
-    limits: tcp.Limits | None = None,
-) -> _Carried:
-    """Return the sum of rows by the protocol, over TCP on this machine.
-
-    Where clients leave in the stage "enrol", the server waits for them as long as the limits say.
-
-    Args:
-        terms: What all parties agreed on.
-        rows: [n, length] whole numbers, a row a client.
-        leaves: The stage in which a client leaves, by its row; nobody does if None.
-        limits: Time limits.
-
-    Returns:
-        The sum, and bytes as frames have them.
-
-    Raises:
-        Abort: Where there is no sum.
-        ValueError: For rows that the terms do not hold, and stages that are none.
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.secagg import local
-        >>> from dpjax.secagg.terms import Terms
-        >>> terms = Terms(clients=4, length=2, bits=32, bound=9, corrupt=0, dropout=0.25)
-        >>> local.over_tcp(terms, np.ones((4, 2), int)).total.values.tolist()
-        [4, 4]
-    """
-    clients, stays = _parties(terms, rows, leaves)
-    # In a thread of its own: a notebook's thread runs a loop already.
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        carried = _over_tcp(terms, clients, stays, limits or tcp.Limits())
-        return pool.submit(asyncio.run, carried).result()
-
-
-async def _over_tcp(
-    terms: Terms, clients: list[Client], stays: list[int], limits: tcp.Limits
-) -> _Carried:
-    async with tcp.Listener(terms, limits=limits) as listener:
-        address = "127.0.0.1", listener.port, limits
-        parts = []
-        for client, stages in zip(clients, stays, strict=True):
-            # A client that leaves in the first stage never connects.
-            if stages:
-                answers = None if stages == len(terms.stages) else stages
-                parts.append(tcp.take_part(client, *address, answers))
-        total, *_ = await asyncio.gather(listener.aggregate(), *parts, return_exceptions=True)
-    if isinstance(total, BaseException):
-        raise total
-    return _Carried(_by_row(total, clients), listener.received, listener.sent)
-
-
-def _parties(terms: Terms, rows: np.ndarray, leaves: _Leaves) -> tuple[list[Client], list[int]]:
+def parties(terms: Terms, rows: np.ndarray, leaves: Leaves) -> tuple[list[Client], list[int]]:
     """Clients, and how many words each of them says."""
     values = np.asarray(rows)
     if values.ndim != 2 or len(values) > terms.clients:
@@ -196,7 +137,7 @@ def _parties(terms: Terms, rows: np.ndarray, leaves: _Leaves) -> tuple[list[Clie
     return [Client(terms, vector) for vector in values], stays
 
 
-def _by_row(total: Total, clients: list[Client]) -> Total:
+def by_row(total: Total, clients: list[Client]) -> Total:
     """A sum whose survivors are named by their rows, in place of numbers."""
     # A client that left before enrolment has no number.
     rows = {client.number: row for row, client in enumerate(clients) if client.number >= 0}

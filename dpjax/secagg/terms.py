@@ -7,7 +7,7 @@ from typing import Literal
 from dpjax import _validate
 from dpjax.secagg import graph, primitives
 
-__all__ = ["Abort", "Terms"]
+__all__ = ["Abort", "Limits", "Terms"]
 
 
 class Abort(Exception):
@@ -39,6 +39,38 @@ class Rejected(Exception):
         Traceback (most recent call last):
         dpjax.secagg.terms.Rejected: client 3 sent its keys twice
     """
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long anybody waits, in seconds; each party has its own.
+
+    Attributes:
+        enrol: For clients to enrol, from the start of an aggregation; and a client for its server.
+        stage: For each stage after it: three, or four under ``semi_malicious``.
+        send: For one message to be taken by the other end.
+
+    Raises:
+        ValueError: For what is no time.
+
+    Example:
+        >>> from dpjax.secagg.terms import Limits
+        >>> Limits(enrol=5.0, stage=10.0, send=1.0).total
+        51.0
+    """
+
+    enrol: float = 60.0
+    stage: float = 60.0
+    send: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time."""
+        _validate.fields(self, _validate.positive, "enrol", "stage", "send")
+
+    @property
+    def total(self) -> float:
+        """The longest that a client takes part: every stage there is, every message of it."""
+        return self.enrol + 4 * self.stage + 6 * self.send
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@
 
 A round's message is whole numbers of 32 bits [n, K], a row a client, as a method over a server
 sends them with `dpjax.plans.sums.Discrete`; what comes back is their sum modulo 2^b over who
-was left, and how many these were. Only NumPy is needed, and the extra ``secure``.
+was left, and how many these were. Only NumPy is needed, and the extra ``secure``; ``sites`` where
+messages cross a network.
 """
 
 import base64
@@ -24,8 +25,8 @@ from jaxtyping import Int64, UInt32
 
 from dpjax import _files, _validate
 from dpjax.encoding.lattice import SumCode
-from dpjax.secagg import local, tcp
-from dpjax.secagg.terms import Abort, Terms
+from dpjax.secagg import local
+from dpjax.secagg.terms import Abort, Limits, Terms
 
 __all__ = ["RoundTraffic", "SecureSums", "terms_of"]
 
@@ -88,10 +89,10 @@ class SecureSums:
             colluders. `dpjax.engine.run.run` refuses other terms.
         leaves: ``leaves(round)`` returns the stage in which each leaving agent drops out, one of
             the terms' ``stages``. It is public and fixed beforehand; None is for no dropouts.
-        over: "tcp" on this machine, or "memory".
+        over: "memory", or "tcp": gRPC on this machine, with keys that are made for each round.
         skip: Whether the run continues without the sum of an aborted aggregation.
         spent: Aborted rounds of a resumed run, which are skipped.
-        limits: Time limits of TCP: where clients do not enrol, the server waits as long.
+        limits: Time limits of "tcp": where clients do not enrol, the server waits as long.
         journal: File of this run alone, in which every round is noted before it is requested, and
             its sum; None keeps none.
 
@@ -119,10 +120,10 @@ class SecureSums:
         terms: Terms,
         leaves: Callable[[int], _Leaves] | None = None,
         *,
-        over: Literal["tcp", "memory"] = "tcp",
+        over: Literal["memory", "tcp"] = "memory",
         skip: bool = False,
         spent: Sequence[int] = (),
-        limits: tcp.Limits | None = None,
+        limits: Limits | None = None,
         journal: _files.PathLike | None = None,
     ) -> None:
         if not isinstance(terms, Terms):
@@ -136,7 +137,7 @@ class SecureSums:
             )
         self.terms = terms
         self.leaves = leaves
-        self.over = _validate.one_of("over", over, ("tcp", "memory"))
+        self.over = _validate.one_of("over", over, ("memory", "tcp"))
         self.skip = _validate.flag("skip", skip)
         self.limits = limits
         self.crossed: list[RoundTraffic] = []
@@ -215,7 +216,10 @@ class SecureSums:
             if self.over == "memory":
                 carried = local.over_memory(self.terms, rows, leaves)
             else:
-                carried = local.over_tcp(self.terms, rows, leaves, limits=self.limits)
+                # Sites build on this package, and need more libraries.
+                from dpjax.sites import sums
+
+                carried = sums.over_channel(self.terms, rows, leaves, limits=self.limits)
         except Abort as abort:
             seconds = time.perf_counter() - began
             self.crossed.append(RoundTraffic(round, 0, 0, (), seconds, abort.reason))

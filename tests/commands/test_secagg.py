@@ -1,33 +1,37 @@
 """Secure sums from the command line: a server process, its end and its second start."""
 
-import asyncio
 import errno
 import os
 import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
+pytest.importorskip("grpc", reason="the extra `sites` is not installed")
 pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
 from dpjax import cli  # noqa: E402
-from dpjax.secagg import tcp  # noqa: E402
-from dpjax.secagg.client import Client  # noqa: E402
-from dpjax.secagg.messages import Delivery, decoded, encoded  # noqa: E402
+from dpjax.secagg import client as client_  # noqa: E402
+from dpjax.secagg.messages import Delivery  # noqa: E402
 from dpjax.secagg.server import Total  # noqa: E402
-from dpjax.secagg.terms import Abort, Terms  # noqa: E402
+from dpjax.secagg.terms import Abort, Limits, Terms  # noqa: E402
+from dpjax.sites import sums  # noqa: E402
+from dpjax.sites.carrier import GrpcChannel  # noqa: E402
+from dpjax.sites.identity import Authority, Identity, Roster, request  # noqa: E402
 from tests.support import load_script  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TERMS = Terms(clients=3, length=4, bits=32, bound=100, corrupt=0.0, dropout=0.0)
 AGREED = "--clients 3 --length 4 --bound 100 --corrupt 0 --dropout 0".split()
-LIMITS = tcp.Limits(20.0, 20.0, 5.0)
+LIMITS = Limits(20.0, 20.0, 5.0)
 VALUES = np.array([[1, 2, 3, -4], [100, -100, 0, 7], [5, 5, 5, 5]])
+NAMES = ("server", "lyon", "turin", "rome")
 
 # Shells start what runs in the background with interrupts ignored, which children inherit.
 PROGRAM = """
@@ -38,54 +42,75 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-def server(*options):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Keys and certificates of a server and three clients."""
+    home = tmp_path_factory.mktemp("parties")
+    authority = Authority(home)
+    for name in NAMES:
+        _, demand = request(name, home)
+        authority.sign(demand)
+    return home
+
+
+def party(folder, name):
+    """The options that say who a party is."""
+    certificates = [str(folder / f"{other}.pem") for other in NAMES]
+    return [
+        *("--name", name, "--certificate", str(folder / f"{name}.pem")),
+        *("--key", str(folder / f"{name}.key")),
+        *("--authority", str(folder / "authority_root.pem")),
+        *("--certificates", *certificates),
+    ]
+
+
+def server(folder, *options):
     """A server process and its port."""
-    command = [sys.executable, "-c", PROGRAM, "secagg", "serve", *AGREED, *options]
+    command = [sys.executable, "-c", PROGRAM, "secagg", "serve", *AGREED, *party(folder, "server")]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     line = process.stdout.readline()
     return process, int(re.match(r"listening at 127\.0\.0\.1:(\d+)", line)[1])
 
 
-async def masked_then_waits(port, killed):
-    """A client at whose turn to send its vector the server is killed."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    client = Client(TERMS, VALUES[0])
-    try:
-        while True:
-            message = decoded(await tcp.read_frame(reader, 10**5))
-            if isinstance(message, Delivery):
-                killed.send_signal(signal.SIGKILL)
-            await tcp.write_frame(writer, encoded(tcp.reply(client, message)), 5)
-    finally:
-        writer.close()
+def join(folder, row, port):
+    """What a client ends with."""
+    name = NAMES[row + 1]
+    files = {"certificate": folder / f"{name}.pem", "key": folder / f"{name}.key"}
+    identity = Identity.load(name, authority=folder / "authority_root.pem", **files)
+    roster = Roster.of_certificates([folder / f"{other}.pem" for other in NAMES])
+    peers = {"server": f"127.0.0.1:{port}"}
+    channel = GrpcChannel(identity, roster, peers, None, sums.channel_limits(TERMS))
+    return sums.join(TERMS, VALUES[row], channel, "server", LIMITS)
 
 
-async def all_join(port):
-    combined = [tcp.join(TERMS, row, "127.0.0.1", port, LIMITS) for row in VALUES]
-    return await asyncio.gather(*combined)
+def all_join(folder, port):
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(join, folder, row, port) for row in range(3)]
+    return [job.exception() or job.result() for job in jobs]
 
 
-def test_killed_server_gives_no_sum_and_its_successor_does(tmp_path):
-    first, port = server()
+def test_killed_server_gives_no_sum_and_its_successor_does(folder, tmp_path, monkeypatch):
+    first, port = server(folder)
 
-    async def cut_off():
-        combined = [tcp.join(TERMS, row, "127.0.0.1", port, LIMITS) for row in VALUES[1:]]
-        return await asyncio.gather(
-            masked_then_waits(port, first), *combined, return_exceptions=True
-        )
+    def killing(client, message):
+        if isinstance(message, Delivery):
+            first.send_signal(signal.SIGKILL)
+        return client_.reply(client, message)
 
-    ends = asyncio.run(cut_off())
+    monkeypatch.setattr(sums, "reply", killing)
+    ends = all_join(folder, port)
+    monkeypatch.undo()
     assert first.wait(10) == -signal.SIGKILL
     first.communicate()
-    assert isinstance(ends[0], EOFError | OSError)
-    assert all(isinstance(end, Abort) for end in ends[1:])
+    assert all(isinstance(end, Abort) for end in ends)
     out = tmp_path / "sums.npy"
-    second, again = server("--port", str(port), "--rounds", "2", "--out", str(out))
+    listen = ("--listen", f"127.0.0.1:{port}")
+    second, again = server(folder, *listen, "--rounds", "2", "--out", str(out))
     assert again == port
     for _ in range(2):
-        for total in asyncio.run(all_join(port)):
+        for total in all_join(folder, port):
             np.testing.assert_array_equal(total.values, VALUES.sum(axis=0))
     text, _ = second.communicate(timeout=30)
     assert second.returncode == 0 and "round 2: the sum of 3 vectors" in text
@@ -93,11 +118,11 @@ def test_killed_server_gives_no_sum_and_its_successor_does(tmp_path):
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_stopped_server_keeps_opened_sums(tmp_path, stop):
+def test_stopped_server_keeps_opened_sums(folder, tmp_path, stop):
     out = tmp_path / "folder" / "sums.npy"  # The folder is made.
-    process, port = server("--rounds", "3", "--out", str(out))
+    process, port = server(folder, "--rounds", "3", "--out", str(out))
     assert np.load(out).shape == (0, 4)
-    asyncio.run(all_join(port))
+    all_join(folder, port)
     assert process.stdout.readline() == "round 1: the sum of 3 vectors\n"
     process.send_signal(stop)
     text, errors = process.communicate(timeout=30)
@@ -108,9 +133,9 @@ def test_stopped_server_keeps_opened_sums(tmp_path, stop):
         assert errors == "dpjax secagg serve: interrupted\n" and text == f"sums: {out}\n"
 
 
-def test_interrupted_server_leaves_no_empty_file(tmp_path):
+def test_interrupted_server_leaves_no_empty_file(folder, tmp_path):
     out = tmp_path / "sums.npy"
-    process, _ = server("--out", str(out))
+    process, _ = server(folder, "--out", str(out))
     process.send_signal(signal.SIGINT)
     text, errors = process.communicate(timeout=30)
     assert (process.returncode, text, errors) == (130, "", "dpjax secagg serve: interrupted\n")
@@ -118,11 +143,14 @@ def test_interrupted_server_leaves_no_empty_file(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["serve", "join"])
-def test_unwritable_sum_is_refused_before_enrolment(tmp_path, capsys, command):
+def test_unwritable_sum_is_refused_before_enrolment(folder, tmp_path, capsys, command):
     np.save(tmp_path / "values.npy", VALUES[0])
     (tmp_path / "file").write_text("no folder")
-    ask = ["secagg", command, *AGREED, "--port", "9"]
-    ask += [str(tmp_path / "values.npy")] if command == "join" else ["--enrol", "0.1"]
+    name = "lyon" if command == "join" else "server"
+    ask = ["secagg", command, *AGREED, *party(folder, name), "--enrol", "0.1"]
+    if command == "join":
+        # The vector first: what follows the certificates would be one of them.
+        ask[2:2] = [str(tmp_path / "values.npy"), "--server", "127.0.0.1:9"]
     for out, reported in (
         (tmp_path / "file" / "sum.npy", f"{tmp_path / 'file'} is a file)"),
         (tmp_path / "values.npy", "which exists; give another file"),
@@ -139,10 +167,10 @@ def test_unwritable_sum_is_refused_before_enrolment(tmp_path, capsys, command):
         assert not list((tmp_path / "new").iterdir())
 
 
-def test_disk_that_fills_up_keeps_sums_before(tmp_path, monkeypatch, capsys):
+def test_disk_that_fills_up_keeps_sums_before(folder, tmp_path, monkeypatch, capsys):
     totals = [Total(VALUES[index], (0, 1, 2)) for index in range(3)]
 
-    async def opened(listener):
+    def opened(collector):
         if len(totals) == 1:
             monkeypatch.setattr(os, "fsync", full)
         return totals.pop(0)
@@ -150,9 +178,10 @@ def test_disk_that_fills_up_keeps_sums_before(tmp_path, monkeypatch, capsys):
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tcp.Listener, "aggregate", opened)
+    monkeypatch.setattr(sums.Collector, "aggregate", opened)
     out = tmp_path / "sums.npy"
-    assert cli.main(["secagg", "serve", *AGREED, "--rounds", "3", "--out", str(out)]) == 2
+    ask = [*AGREED, *party(folder, "server")]
+    assert cli.main(["secagg", "serve", *ask, "--rounds", "3", "--out", str(out)]) == 2
     output = capsys.readouterr()
     assert (
         "cannot be written (No space left on device)" in output.err and f"sums: {out}" in output.out
@@ -161,43 +190,40 @@ def test_disk_that_fills_up_keeps_sums_before(tmp_path, monkeypatch, capsys):
     assert os.listdir(tmp_path) == ["sums.npy"]
 
 
-@pytest.mark.parametrize("port", ["-1", "0", "65536"])
-def test_port_that_is_none_is_refused_by_its_name(tmp_path, capsys, port):
+@pytest.mark.parametrize("address", ["lyon", "lyon:-1", "lyon:0", "lyon:65536", ":9", "lyon:x"])
+def test_address_that_is_none_is_refused_by_its_name(folder, tmp_path, capsys, address):
     np.save(tmp_path / "values.npy", VALUES[0])
-    ask = ["secagg", "join", str(tmp_path / "values.npy"), *AGREED, "--port", port]
-    assert cli.main(ask) == 2
-    assert f"port is {port}; give a whole number from 1 to 65535" in capsys.readouterr().err
+    ask = ["secagg", "join", str(tmp_path / "values.npy"), *AGREED, *party(folder, "lyon")]
+    assert cli.main([*ask, "--server", address]) == 2
+    assert f"server is '{address}'; give host:port, a port of 1 to" in capsys.readouterr().err
 
 
-def test_join_takes_part_with_file(tmp_path, capsys):
+def test_join_takes_part_with_file(folder, tmp_path, capsys):
     for index, row in enumerate(VALUES):
         np.save(tmp_path / f"{index}.npy", row)
-    process, port = server()
+    # The one that comes first waits for its server.
+    process, port = server(folder, "--insecure-loopback")
     clients = []
-    for index in range(3):
-        arguments = ["secagg", "join", str(tmp_path / f"{index}.npy"), *AGREED, "--port", str(port)]
-        command = [
-            sys.executable,
-            "-c",
-            PROGRAM,
-            *arguments,
-            "--out",
-            str(tmp_path / f"sum{index}.npy"),
-        ]
+    for index, name in enumerate(NAMES[1:]):
+        ask = ["secagg", "join", str(tmp_path / f"{index}.npy"), *AGREED, *party(folder, name)]
+        ask += ["--server", f"127.0.0.1:{port}", "--insecure-loopback"]
+        ask += ["--out", str(tmp_path / f"sum{index}.npy")]
         # A process each, as clients have it: tyro parses one command at a time.
-        clients.append(subprocess.Popen(command, cwd=ROOT))
+        clients.append(subprocess.Popen([sys.executable, "-c", PROGRAM, *ask], cwd=ROOT))
     codes = [client.wait(timeout=60) for client in clients]
     process.communicate(timeout=30)
     assert codes == [0, 0, 0] and process.returncode == 0
     for index in range(3):
         np.testing.assert_array_equal(np.load(tmp_path / f"sum{index}.npy"), VALUES.sum(axis=0))
     # Nobody listens there any more.
-    assert cli.main(["secagg", "join", str(tmp_path / "0.npy"), *AGREED, "--port", str(port)]) == 1
+    ask = ["secagg", "join", str(tmp_path / "0.npy"), *AGREED, *party(folder, "lyon")]
+    assert cli.main([*ask, "--server", f"127.0.0.1:{port}", "--enrol", "0.2"]) == 1
     assert "its vector stayed here" in capsys.readouterr().out
 
 
-def test_round_that_nobody_joins_has_no_sum(capsys):
-    assert cli.main(["secagg", "serve", *AGREED, "--enrol", "0.1"]) == 1
+def test_round_that_nobody_joins_has_no_sum(folder, capsys):
+    ask = [*AGREED, *party(folder, "server"), "--enrol", "0.1"]
+    assert cli.main(["secagg", "serve", *ask]) == 1
     output = capsys.readouterr().out
     assert "; 3 to 3 clients must enrol, and 3 of them must finish; " in output
     assert "round 1: no sum: enrolled is 0" in output
@@ -222,18 +248,41 @@ def test_example_is_exact(capsys):
         (["--dropout", "1"], "dropout is 1.0"),
         (["--enrol", "0"], "enrol is 0"),
         (["--rounds", "0"], "rounds is 0"),
-        (["--port", "70000"], "port is 70000"),
+        (["--listen", "127.0.0.1:70000"], "listen is '127.0.0.1:70000'"),
         (["--out", "sums.txt"], "out is sums.txt"),
+        (["--name", "lyon"], "of server; give that of 'lyon'"),
+        (["--certificate", "nothing.pem"], "nothing.pem"),
+        (["--insecure-loopback", "--listen", "0.0.0.0:7000"], "without TLS"),
     ],
 )
-def test_options_that_cannot_be_are_refused_by_their_name(change, reported, capsys):
-    assert cli.main(["secagg", "serve", *AGREED, *change]) == 2
+def test_options_that_cannot_be_are_refused_by_their_name(folder, change, reported, capsys):
+    assert cli.main(["secagg", "serve", *AGREED, *party(folder, "server"), *change]) == 2
     assert reported in capsys.readouterr().err
 
 
-def test_file_that_holds_no_vector_is_refused(tmp_path, capsys):
+def test_certificates_are_those_of_all_parties_in_order(folder, capsys):
+    ask = party(folder, "server")
+    first, *others = ask[-4:]
+    for given, reported in (
+        ([*others, first], "certificates begin with that of lyon, and this server is server"),
+        ([first, *others[:2]], "certificates are of 2 clients, and 3 must enrol"),
+    ):
+        assert cli.main(["secagg", "serve", *AGREED, *ask[:-4], *given]) == 2
+        assert reported in capsys.readouterr().err
+
+
+def test_nothing_listens_without_certificates(capsys):
+    for command in ("serve", "join"):
+        options = ["values.npy", "--server", "127.0.0.1:9"] if command == "join" else []
+        assert cli.main(["secagg", command, *options, *AGREED, "--insecure-loopback"]) == 2
+        output = capsys.readouterr()
+        assert "--certificate" in output.err and "--key" in output.err and not output.out
+
+
+def test_file_that_holds_no_vector_is_refused(folder, tmp_path, capsys):
     path = tmp_path / "values.npy"
-    ask = ["secagg", "join", str(path), *AGREED, "--port", "9"]
+    ask = ["secagg", "join", str(path), *AGREED, *party(folder, "lyon")]
+    ask += ["--server", "127.0.0.1:9"]
     path.write_bytes(b"nothing")
     assert cli.main(ask) == 2 and "it is no file of arrays" in capsys.readouterr().err
     np.save(path, np.ones(4))

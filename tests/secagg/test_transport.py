@@ -23,8 +23,8 @@ from dpjax.engine.run import run  # noqa: E402
 from dpjax.plans import plan  # noqa: E402
 from dpjax.plans.protect import Budget  # noqa: E402
 from dpjax.plans.sums import Discrete  # noqa: E402
-from dpjax.secagg import local, tcp, transport  # noqa: E402
-from dpjax.secagg.terms import Abort  # noqa: E402
+from dpjax.secagg import local, transport  # noqa: E402
+from dpjax.secagg.terms import Abort, Limits  # noqa: E402
 from dpjax.secagg.transport import Journal  # noqa: E402
 from tests.plans.test_aggregate import COMPLETE, DELTA, N, T, config, task  # noqa: E402
 
@@ -37,7 +37,7 @@ def another_process():
 
 LEAVES = departures.taking_turns(N, 2)
 PART = Discrete(5, dropouts=2, colluders=1)
-LIMITS = tcp.Limits(enrol=0.5, stage=20.0, send=5.0)
+LIMITS = Limits(enrol=0.5, stage=20.0, send=5.0)
 
 
 def made(missing=()):
@@ -69,7 +69,7 @@ def test_run_over_protocol_equals_masked_run(compiled, over):
     planned = departures.absent(LEAVES, T)
     # Whoever left before its vector went out is missing; in "unmask" it is in the sum.
     assert all(set(gone) <= set(late) for gone, late in zip(planned, sums.missing(), strict=True))
-    # Over TCP a client may be late on a machine with other work: it is missing, too.
+    # Over a channel a client may be late on a machine with other work: it is missing, too.
     on_time = sums.missing() == planned
     assert on_time or over == "tcp"
     expected = compiled if on_time else models(made(sums.missing()))

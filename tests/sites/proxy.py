@@ -20,6 +20,7 @@ class Proxy:
         rate: Bytes a second each way of a connection.
         delay: Seconds that each byte takes, each way.
         bytes: Forwarded so far.
+        damages: Whether a bit of all that is forwarded is another.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Proxy:
         self.rate = rate
         self.delay = delay
         self.bytes = 0
+        self.damages = False
         self.connections: list[_Connection] = []
         self._flows = threading.Event()
         self._flows.set()
@@ -138,6 +140,8 @@ class _Connection:
                 self._proxy._flows.wait()
                 if self._abandoned:
                     continue
+                if self._proxy.damages:
+                    part = bytes([part[0] ^ 1]) + part[1:]
                 with suppress(OSError):
                     sink.sendall(part)
                     self._proxy.bytes += len(part)
