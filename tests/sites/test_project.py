@@ -753,7 +753,7 @@ def test_document_says_what_holds_for_its_secrets(tmp_path: Path) -> None:
     every = page_of(tmp_path / "all", **EVEN, noise=[{"name": "Whisper"}])
     links = page_of(tmp_path / "links", **EVEN | NODE, noise=[{"name": "PairKeys"}])
     for page in (own, group, every, links):
-        assert "A site deletes its own once its last message with noise is acknowledged" in page
+        assert "A site deletes its own when its rounds with noise are over" in page
         assert ("delete all copies of its secret's file" in page) == (page in (group, every))
         assert ("protects from non-members alone" in page) == (page in (group, every))
         assert ("distinct organisations" in page) == (page == links)
