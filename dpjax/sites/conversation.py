@@ -205,11 +205,16 @@ class Conversation:
         self.presences = presences
         self.run = wire.run_of(presences, self._agreement.digest)
         self.round = round
-        for name in self._folder.names("sent"):
+        names = self._folder.names("sent")
+        for name in names:
             message = self._stored(name)
             self._note(message.header(self.name))
             if message.round < round - 1:
                 self._folder.delete(f"sent/{name}")
+        if str(round - 1) not in names:
+            # All had absorbed it: this site was done.
+            for peer in self.neighbours.values():
+                peer.acknowledged = round - 1
         for name in self._folder.names("."):
             if name.startswith(_EVIDENCE):
                 first, _ = _whole(self._folder.read(name), wire.Headers, name).headers

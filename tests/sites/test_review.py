@@ -591,7 +591,8 @@ def test_a_site_that_is_done_serves_again_and_ends_though_others_are_gone(runner
     for name in NAMES:
         runner.start(name)
     runner.finished()
-    site = runner.site("geneva", waits=Waits(late=5.0, linger=0.5))
+    # All have had its last message, so that it waits for nobody.
+    site = runner.site("geneva", waits=Waits(late=5.0, linger=1000.0))
     ended = threading.Thread(target=site.run, daemon=True)
     ended.start()
     ended.join(20)
