@@ -457,10 +457,11 @@ class GrpcChannel:
         """
         with self._changed:
             if session.stage != "over":
-                session.stage = "open"
                 session.deadline = math.inf
             session.changed.wait_for(lambda: session.stage == "over" or not session.peer.unread)
-            if session.stage == "open":
+            if session.stage != "over":
+                # Not before it is told: what was meant for the session before must not go out here.
+                session.stage = "open"
                 session.listen()
                 session.peer.sessions += kind == "opened"
                 self._tell(session.peer, kind, data)

@@ -322,6 +322,22 @@ def test_reconnection(opened: Callable[..., GrpcChannel]) -> None:
     assert paris.statistics()["lyon"].sessions == 2
 
 
+def test_nothing_is_sent_on_a_session_that_is_not_told_yet(
+    opened: Callable[..., GrpcChannel],
+) -> None:
+    """What was meant for the session before, whose end is unread, would go out first."""
+    lyon, paris = pair(opened)
+    paris.close()
+    again = opened("paris", {"lyon": address(lyon)})
+    event(again, "opened")
+    for _ in range(20):
+        assert not lyon.send("paris", b"of the session before")
+        time.sleep(0.02)
+    assert [lyon.receive(8).kind for _ in range(2)] == ["closed", "opened"]
+    sent(lyon, "paris", b"first")
+    assert event(again, "message").data == b"first"
+
+
 def test_close_delivers_what_was_handed_over(opened: Callable[..., GrpcChannel]) -> None:
     lyon, paris = pair(opened)
     for end, peer, other in ((lyon, "paris", paris), (paris, "lyon", lyon)):
