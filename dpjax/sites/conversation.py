@@ -32,6 +32,7 @@ GROUP_ITEM = "secret of the group"
 _TICK = 0.2
 """Seconds after which a waiting site looks for what else there is to do."""
 _DIGEST_BYTES = 32
+_LONGEST_DIGEST = 2 * _DIGEST_BYTES
 _REFUSALS = 1000
 """Refusals of a neighbour that are reported one by one; later ones at each power of two."""
 _PIECE = 32
@@ -93,7 +94,7 @@ class Neighbour:
         hears: Whether it receives this site's.
         met: Whether a session has been opened since this process began.
         live: Whether one is open now.
-        acknowledged: The last round of this site's message that it has absorbed.
+        acknowledged: The last round that it has absorbed.
         refused: How often either end refused something of the other's.
         refusal: Why the last hello failed; "" once one did not.
         turns: How often a session with it was opened or closed.
@@ -121,7 +122,7 @@ class Conversation:
     """The messages of a site and of its neighbours, round by round.
 
     Guarantee: a message is on disk before it is handed to the channel, and it is the only one of
-    its round. Whatever else is heard is signed by the site that it is of, for this run.
+    its round. What is taken of other sites' messages is signed by them, for this run.
 
     Args:
         agreement: What all sites agree on.
@@ -180,16 +181,15 @@ class Conversation:
         """Listen and dial."""
         self._channel.open(self.greeting, self.check)
 
-    def resume(self, begun: bytes, round: int) -> None:
+    def resume(self, begun: bytes) -> None:
         """Take up the run that the folder is of.
 
         Args:
             begun: The presences that name it.
-            round: Rounds absorbed.
 
         Raises:
             ValueError: For a folder of another project.
-            MustLeave: For what is damaged, or proves that somebody sent two messages.
+            MustLeave: For what is damaged.
         """
         presences = {entry.name: entry for entry in _whole(begun, wire.Presences, "run").presences}
         current = self.presences[self.name]
@@ -204,6 +204,16 @@ class Conversation:
             raise MustLeave(f"{self._folder.path} is not of one run; this site must leave")
         self.presences = presences
         self.run = wire.run_of(presences, self._agreement.digest)
+
+    def recall(self, round: int) -> None:
+        """Note what an earlier process of this run has stored.
+
+        Args:
+            round: Rounds absorbed.
+
+        Raises:
+            MustLeave: For what is damaged, or proves that somebody sent two messages.
+        """
         self.round = round
         names = self._folder.names("sent")
         for name in names:
@@ -256,7 +266,12 @@ class Conversation:
 
         Args:
             message: One that is stored.
+
+        Raises:
+            MustLeave: Where somebody else was found to send as this site, since it was computed.
         """
+        if self.doubt is not None:
+            raise MustLeave(self.doubt)
         data = wire.encoded(message)
         for peer in self.neighbours.values():
             if peer.hears and peer.live and peer.acknowledged < message.round:
@@ -295,7 +310,7 @@ class Conversation:
         for peer in self.neighbours.values():
             if peer.sends:
                 del self.arrived[peer.name, done]
-                self._acknowledge(peer, done)
+            self._acknowledge(peer, done)
         self.flush()
 
     def end(self) -> None:
@@ -319,11 +334,9 @@ class Conversation:
         return texts
 
     def behind(self) -> list[str]:
-        """Who has not absorbed this site's last message."""
+        """Who has not absorbed the last round."""
         return [
-            peer.name
-            for peer in self.neighbours.values()
-            if peer.hears and peer.acknowledged < self.round - 1
+            peer.name for peer in self.neighbours.values() if peer.acknowledged < self.round - 1
         ]
 
     def absent(self) -> list[str]:
@@ -335,13 +348,14 @@ class Conversation:
         return [f"a session with {peer}" for peer in self.neighbours.values() if not peer.met]
 
     def turn(self) -> None:
-        """Say what is to be said, and handle an event, or what waited for a quiet moment."""
-        self.flush()
+        """Handle an event, or what waited for a quiet moment, and say what is to be said."""
         event = self._channel.receive(_TICK)
         if event is not None:
             self.handle(event)
         if event is None or time.monotonic() > self._settled + 1:
             self.settle()
+        # Others would wait for what was heard last until this site has computed its next round.
+        self.flush()
 
     def flush(self) -> None:
         """Say what is to be said, as far as sessions take it."""
@@ -414,6 +428,8 @@ class Conversation:
             content = self._folder.read(f"sent/{round}")
             if peer.hears and content is not None and peer.acknowledged < round:
                 peer.backlog.append(content)
+        if not peer.sends and self.log.get(self.name, self.round - 1) is not None:
+            self._acknowledge(peer, self.round - 1)
 
     def _take(self, peer: Neighbour, frame: wire.Frame) -> None:
         """What a neighbour says."""
@@ -428,7 +444,7 @@ class Conversation:
         elif isinstance(frame, wire.RoundMessage):
             self._take_message(peer, frame)
         elif isinstance(frame, wire.Receipt):
-            header = self.log.get(self.name, frame.round)
+            header = self.log.get(self.name if peer.hears else peer.name, frame.round)
             if header is None or header.digest != frame.digest:
                 raise Refused(f"a receipt of round {frame.round} for what this site did not send")
             peer.acknowledged = max(peer.acknowledged, frame.round)
@@ -469,7 +485,8 @@ class Conversation:
             # Each group has a secret of its own.
             theirs = _without_group(theirs)
             mine = _without_group(mine)
-        if theirs != mine:
+        # One item of a group's, however long its terms are: all sites keep them and hand them on.
+        if theirs != mine or len(presence.terms) > len(mine) + 1:
             items = _differing(theirs, mine) or ["way in which terms are written"]
             # All else follows from it.
             items = ["plan"] if "plan" in items else items
@@ -505,8 +522,11 @@ class Conversation:
             self._note(header)
 
     def _acknowledge(self, peer: Neighbour, round: int) -> None:
-        """Say that a message is absorbed, once, however often it came before that is said."""
-        header = self.log.get(peer.name, round)
+        """Say that a message is absorbed, once, however often it came before that is said.
+
+        Who does not send hears of this site's own: until then it stays, whose receipts are needed.
+        """
+        header = self.log.get(peer.name if peer.sends else self.name, round)
         assert header is not None
         receipt = wire.encoded(wire.Receipt(round, header.digest))
         if receipt not in peer.backlog:
@@ -519,11 +539,11 @@ class Conversation:
             return
         if header.round >= self._rounds or not self._is_signed(header):
             raise Refused(f"a header of {header.sender!r} is not signed for this run")
-        # No site is further ahead than links lie between; others would fill memory.
-        if header.round > self.round + len(self._agreement.names):
-            return
         if header.sender == self.name:
             self.doubt = self._foreign(header, "a neighbour")
+            return
+        # No site is further ahead than links lie between; others would fill memory.
+        if header.round > self.round + len(self._agreement.names):
             return
         if earlier is not None:
             self._accuse(earlier, header)
@@ -709,7 +729,7 @@ def _fault_of(header: wire.Header) -> str:
 
 
 def _without_group(terms: _Terms) -> _Terms:
-    return tuple(term for term in terms if term[0] != GROUP_ITEM)
+    return tuple(term for term in terms if term[0] != GROUP_ITEM or len(term[1]) > _LONGEST_DIGEST)
 
 
 def _differing(theirs: _Terms, mine: _Terms) -> list[str]:

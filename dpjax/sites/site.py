@@ -214,8 +214,9 @@ class Site:
         )
         if begun is not None:
             with self._telling_of_end():
+                self._conversation.resume(begun)
                 stored = self._restored()
-                self._conversation.resume(begun, 0 if stored is None else stored.round)
+                self._conversation.recall(0 if stored is None else stored.round)
                 self._draw()
                 self._state = None if stored is None else self.compute.restored(stored)
 
@@ -401,7 +402,7 @@ class Site:
             self._forget()
 
     def _finish(self) -> None:
-        """Stay until all neighbours have the last message, or for the time of lingering."""
+        """Stay until all neighbours have absorbed the last round, or for the time of lingering."""
         conversation = self._conversation
         self._wait(conversation.behind, self.waits.linger, "is done, and stays for")
         for name in conversation.behind():

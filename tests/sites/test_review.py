@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -542,16 +543,13 @@ class OneWay(Runner):
         peers = {NAMES[(number + step) % SITES] for step in (1, -1)}
         channel = LocalChannel(self.network, name, peers)
         identity = self.identities[name]
-        waits = Waits(late=5.0, linger=5.0)
+        waits = Waits(late=5.0, linger=20.0)
         folder = self.folder / name
         return Site(self.agreed, problem_of(number), identity, channel, folder, waits=waits)
 
 
-@pytest.mark.slow
-def test_links_of_one_direction_do_not_run_away(
-    identities: dict[str, Identity], tmp_path: Path
-) -> None:
-    """A sender that hears nothing of a slow receiver was two rounds ahead, and refused for ever."""
+@pytest.fixture
+def one_way(identities: dict[str, Identity], tmp_path: Path) -> Iterator[OneWay]:
     config = dp.Config(
         protect=dp.Protect("zero_out_record", clip_norm=1.0),
         sampler=dp.samplers.Full(),
@@ -564,6 +562,14 @@ def test_links_of_one_direction_do_not_run_away(
     W = np.eye(SITES) / 2 + np.roll(np.eye(SITES), 1, axis=0) / 2
     plan = dp.make_plan(config, W, counts=[RECORDS] * SITES)
     runner = OneWay(Agreed(plan, identities), identities, tmp_path)
+    yield runner
+    runner.stop()
+
+
+@pytest.mark.slow
+def test_links_of_one_direction_do_not_run_away(one_way: OneWay) -> None:
+    """A sender that hears nothing of a slow receiver was two rounds ahead, and refused for ever."""
+    runner = one_way
 
     def slow(site: Site) -> None:
         handle = site._conversation.handle
@@ -579,12 +585,35 @@ def test_links_of_one_direction_do_not_run_away(
 
     for name in NAMES:
         runner.start(name, slow if name == "nice" else lambda site: None)
-    try:
-        runner.finished()
-    finally:
-        runner.stop()
+    runner.finished()
     refusals = [wire.decoded(data) for _, _, data in runner.network.frames]
     assert not [frame for frame in refusals if isinstance(frame, wire.Refusal)]
+
+
+@pytest.mark.slow
+def test_links_of_one_direction_serve_who_was_killed_in_the_last_round(one_way: OneWay) -> None:
+    """Lyon has all that it waits for, and geneva needs lyon's receipt once more."""
+
+    def killed(site: Site) -> None:
+        absorb = site._absorb
+
+        def die(new: object) -> None:
+            if site.round == 3:
+                # All others end meanwhile, as far as they can.
+                threading.Event().wait(1.0)
+                raise Killed
+            absorb(new)
+
+        site._absorb = die
+
+    for name in NAMES:
+        one_way.start(name, killed if name == "geneva" else lambda site: None)
+    one_way.join("geneva")
+    assert isinstance(one_way.results["geneva"], Killed)
+    one_way.start("geneva")
+    one_way.finished()
+    # Nobody stays for those that are done.
+    assert not any(site._conversation.behind() for site in one_way.sites if site.round == 4)
 
 
 def test_a_site_that_is_done_serves_again_and_ends_though_others_are_gone(runner: Runner) -> None:
@@ -619,3 +648,76 @@ def test_a_refusal_holds_no_numbers_of_records(runner: Runner) -> None:
 
 def test_a_reason_is_one_line_of_ascii() -> None:
     assert "\n" not in str(Refused("a\nb\x1b")) and "\x1b" not in str(Refused("a\nb\x1b"))
+
+
+def test_terms_of_other_groups_fill_no_frames(runner: Runner) -> None:
+    """Sites do not compare the secret of another group, of which they keep and hand on a digest."""
+    site = runner.site("geneva")
+    for items in ((("secret of the group", "x"),) * 1000, (("secret of the group", "x" * 1000),)):
+        terms = tuple(sorted((*site.agreement.terms().items(), *items)))
+        bare = wire.Presence("nice", bytes([4] * 32), b"", terms, b"")
+        presence = bare._replace(signature=runner.identities["nice"].sign("presence", bare.content))
+        (refusal,) = hear(site, "lyon", wire.Presences((presence,)))
+        assert "nice and geneva differ in" in refusal.reason
+    assert set(site._conversation.presences) == {"geneva"}
+    site.close()
+
+
+def test_a_copy_that_is_met_while_a_round_is_computed_stops_it(runner: Runner) -> None:
+    site = begun(runner)
+    site._state = site.compute.init()
+    conversation = site._conversation
+    header = message_of(site, runner.identities["geneva"], 0, payload_of(site)).header("geneva")
+    greeting = wire.Greeting(conversation.presences["lyon"], conversation.run, (header,))
+
+    def outgoing(state, function=site.compute.outgoing):
+        conversation.check("lyon", wire.encoded(greeting))
+        return function(state)
+
+    site.compute.outgoing = outgoing
+    conversation.neighbours["lyon"].live = True
+    with pytest.raises(MustLeave, match="or somebody runs a copy of it"):
+        site._step()
+    assert not conversation.neighbours["lyon"].backlog
+    site.close()
+
+
+def test_a_folder_of_another_model_is_told_what_it_is(runner: Runner) -> None:
+    site = begun(runner)
+    stepped(site, runner, 1)
+    site.close()
+    content = _files.packed('{"round": 1}', {"leaf_0": np.zeros(3, np.float32)})
+    _files.replace(runner.folder / "geneva" / "state", content)
+    runner.agreed.extra = {"model": "another"}
+    with pytest.raises(ValueError, match="of a run that differs in the model") as caught:
+        runner.site("geneva")
+    assert not isinstance(caught.value, MustLeave)
+
+
+def test_what_was_heard_last_is_handed_on_before_a_round_is_computed(runner: Runner) -> None:
+    site = runner.site("geneva")
+    conversation = site._conversation
+    conversation.neighbours["turin"].live = True
+    said = []
+    site._channel.send = lambda peer, data: not said.append((peer, wire.decoded(data)))
+    others = tuple(
+        wire.signed_presence(runner.identities[name], bytes([3] * 32), site.agreement.terms())
+        for name in NAMES
+        if name != "geneva"
+    )
+    site._channel.events.put(Event("message", "lyon", wire.encoded(wire.Presences(others)), ""))
+    site._wait(conversation.absent)
+    assert ("turin", wire.Presences(others)) in said
+    site.close()
+
+
+def test_own_messages_of_any_later_round_stop_a_site(
+    identities: dict[str, Identity], tmp_path: Path
+) -> None:
+    agreed = Agreed(plan_of(DESIGNS["own"], rounds=30), identities)
+    runner = Runner(agreed, identities, tmp_path)
+    site = begun(runner)
+    header = message_of(site, identities["geneva"], 20, payload_of(site)).header("geneva")
+    hear(site, "lyon", wire.Headers((header,)))
+    assert "has a message of geneva in round 20" in str(site._conversation.doubt)
+    site.close()
