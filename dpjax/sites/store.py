@@ -8,6 +8,7 @@ exchange      private key of this run's links, likewise
 run           all sites' presences, which name the run
 sent/R        the message of round R, until all have absorbed it
 headers       digests and signatures of all messages, one a line
+evidence-S-R  two of site S in round R, for which this site stopped
 state         after the last absorbed round
 audit.jsonl   what was sent when, each line with the digest of the one before
 """
