@@ -77,6 +77,7 @@ _REMEDIES = {
     "Socket closed": (
         "Socket closed: it stopped, or refuses this site's certificate, as its standard error says"
     ),
+    "onnection refused": "nothing listens at its address yet",
     "andshake failed": "TLS failed: compare authorities, and both clocks",
     "erification": "another site answers at this address",
 }
@@ -243,6 +244,9 @@ class GrpcChannel:
         has_certificates = identity.certificate_chain and identity.authority
         _validate.refuse(
             {
+                f"identity is of {name}, which is not in the roster; give all certificates": (
+                    name not in self.roster
+                ),
                 f"identity is of {name} with a key that the roster does not have; renew it": (
                     identity.public_key not in self.roster.accepted(name)
                 ),

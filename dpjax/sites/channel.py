@@ -236,7 +236,7 @@ class Hello:
             "version of the protocol": _VERSION,
             "name of the end that says hello": name,
             "name of the end it says hello to": other,
-            "roster (the two have other plans, if it differs)": self.roster.digest,
+            "roster (names, keys or their order are others, if it differs)": self.roster.digest,
             "certificate of the end that dials (somebody stands between, if they differ)": (
                 self.certificate
             ),

@@ -151,6 +151,8 @@ def run_command(
 ) -> int:
     """Run a site to the end of its plan; started again, it goes on.
 
+    It ends with status 1 where a neighbour still needs what it has: start it again for that one.
+
     Example: dpjax site run site.toml
 
     Args:
@@ -215,7 +217,8 @@ def _end(member: "Site") -> int:
     print(f"kept here: {member.folder}, whose metrics no guarantee covers")
     metrics = member.folder / "metrics.jsonl"
     print(f"{member.name}: round {member.round}, model {model}, metrics {metrics}")
-    return 0
+    # A service that restarts what failed serves neighbours that still need this site.
+    return int(bool(member.awaited))
 
 
 def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> int:
@@ -235,23 +238,36 @@ def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> 
         return 1
     with _files.reading(path, "name the folder of a site that has been started"):
         status: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        print(f"{status['name']}: {status['doing']}, round {status['round']} of {status['rounds']}")
-        print(f"messages sent: {status['sent']} of {status['rounds']}; {status['caption']}")
+        doing = str(status["doing"])
+        is_done = doing.startswith("is done")
+        is_used = _is_used(folder)
+        if not (is_used or is_done or doing.startswith("stopped")):
+            doing = f"stopped; the last that it wrote: {doing}"
+        audit = folder / Audit.name
+        lines = audit.read_bytes().splitlines() if audit.exists() else []
+        # The status is written once a second, the audit file before each message is sent.
+        sent = max(status["sent"], sum(b'"event": "stored"' in line for line in lines))
+        text = [
+            f"{status['name']}: {doing}, round {status['round']} of {status['rounds']}",
+            f"messages sent: {sent} of {status['rounds']}; {status['caption']}",
+        ]
         for peer, state in sorted(status["peers"].items()):
             known = {key: value for key, value in state.items() if value is not None}
-            print(f"  {peer}: " + ", ".join(f"{key} {value}" for key, value in known.items()))
+            text.append(f"  {peer}: " + ", ".join(f"{key} {value}" for key, value in known.items()))
         age = time.time() - status["time"]
-        print(f"written {age:.0f} s ago")
-    audit = folder / Audit.name
-    lines = Audit.check(audit) if audit.exists() else 0
-    print(f"audit: {_validate.counted(lines, 'line')}, each with the digest of the one before")
-    is_done = status["doing"].startswith("is done")
-    if _is_used(folder):
+        text.append(f"written {age:.0f} s ago")
+    print("\n".join(text))
+    checked = Audit.check(audit) if lines else 0
+    print(f"audit: {_validate.counted(checked, 'line')}, each with the digest of the one before")
+    if is_used:
         if age > stale and not is_done:
             print("the site hangs, or a round takes longer: see its log")
             return 1
     elif not is_done:
-        print("the site has stopped: no process runs it; see its log, and start it again")
+        again = "see its log, and start it again"
+        if "must leave" in doing or "Go on without it" in doing:
+            again = "it does not go on in this run"
+        print(f"the site has stopped: no process runs it; {again}")
         return 1
     return 0
 

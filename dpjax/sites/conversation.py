@@ -115,7 +115,7 @@ class Neighbour:
 
     def __str__(self) -> str:
         """Its name, and why it is not there."""
-        return f"{self.name} (refused: {self.refusal})" if self.refusal else self.name
+        return f"{self.name} ({self.refusal})" if self.refusal else self.name
 
 
 class Conversation:
@@ -221,12 +221,12 @@ class Conversation:
             self._note(message.header(self.name))
             if message.round < round - 1:
                 self._folder.delete(f"sent/{name}")
-        if str(round - 1) not in names:
+        if round == self._rounds and str(round - 1) not in names:
             # All had absorbed it: this site was done.
             for peer in self.neighbours.values():
                 peer.acknowledged = round - 1
         for name in self._folder.names("."):
-            if name.startswith(_EVIDENCE):
+            if name.startswith(_EVIDENCE) and round < self._rounds:
                 first, _ = _whole(self._folder.read(name), wire.Headers, name).headers
                 raise MustLeave(self._accusation(first))
 
@@ -449,6 +449,8 @@ class Conversation:
                 raise Refused(f"a receipt of round {frame.round} for what this site did not send")
             peer.acknowledged = max(peer.acknowledged, frame.round)
         elif isinstance(frame, wire.Headers):
+            if len(frame.headers) > _PIECE:
+                raise Refused(f"{len(frame.headers)} headers of one frame, more than {_PIECE}")
             for header in frame.headers:
                 self._take_header(header)
         else:

@@ -429,8 +429,11 @@ def _target(settings: Section, roster: Roster) -> Target:
     counts = settings["data"].get("counts", {})
     needed = names if parts["sampler"].needs_counts else ()
     if not isinstance(counts, Mapping) or counts.keys() != {*needed}:
-        remedy = "give the number of records of each site by name for Full, and none for others"
-        raise _validate.refusal("[data] counts", counts, remedy)
+        remedy = "leave it out: this [sampler] needs none"
+        if needed:
+            sites = ", ".join(needed)
+            remedy = f"give the number of records of {sites}: of whom there are certificates"
+        raise _validate.refusal("[data] counts of", ", ".join(map(str, counts)) or "nobody", remedy)
     # One process may not release noise of several holders, which sites draw each for itself.
     parts["release"] = terms.released
     matrix = constructed("network", network, {**settings["network"], "names": names})
@@ -448,7 +451,8 @@ def network(names: tuple[str, ...], edges: Any) -> Mixing:
     for edge in _validate.entries("edges", edges):
         ends = _validate.entries("edges", edge)
         if len(ends) != 2 or not all(end in names for end in ends):
-            raise _validate.refusal("edges", edge, f"give pairs of {[*names]}")
+            remedy = f"give pairs of {', '.join(names)}, whose certificates were given"
+            raise _validate.refusal("edges", " ".join(map(str, ends)), remedy)
         graph.add_edge(*ends)
     return metropolis_hastings(graph)
 

@@ -169,6 +169,11 @@ class Site:
         return self._conversation.round
 
     @property
+    def awaited(self) -> tuple[str, ...]:
+        """Who has not absorbed the last round that this site has, and may need it again."""
+        return tuple(self._conversation.behind())
+
+    @property
     def folder(self) -> Path:
         """The folder of the run."""
         return self._folder.path
@@ -425,7 +430,8 @@ class Site:
         began = time.monotonic()
         late = began + self.waits.late
         while missing() and time.monotonic() < began + most:
-            if conversation.doubt is not None:
+            # After the last round nothing of this site's is at stake any more.
+            if conversation.doubt is not None and self.round < self._last:
                 raise MustLeave(conversation.doubt)
             conversation.turn()
             names = "; ".join(missing())

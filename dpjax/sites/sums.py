@@ -69,7 +69,8 @@ def _open(terms: Terms, channel: Channel, part: str, other: str) -> None:
         expected = greeting(other)
         if theirs == expected:
             return None
-        return f"{peer} is {theirs!r}, not {expected!r}; give both the same terms"
+        said = theirs.decode(errors="replace")
+        return f"{peer} is the {said[:51]}, not the {expected.decode()[:51]}; give the same terms"
 
     channel.open(lambda peer: greeting(part), check)
 

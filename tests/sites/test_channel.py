@@ -424,7 +424,8 @@ def test_names_and_keys_are_the_rosters(
             with Dialer(lyon, who) as dialer:
                 assert words in refusal(dialer)
         assert nothing(lyon, "refused", 0.1), "told twice within a minute"
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(cases)
+    levels = [record.levelname for record in caplog.records if record.levelname != "INFO"]
+    assert levels == ["WARNING"] * len(cases)
 
 
 def test_departure_ends_a_session(opened: Callable[..., GrpcChannel]) -> None:

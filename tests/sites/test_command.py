@@ -16,6 +16,7 @@ import pytest
 from dpjax import _files
 from dpjax.sites import command, start
 from dpjax.sites.command import status_command
+from dpjax.sites.store import Audit, Folder
 
 
 def write_status(folder: Path, doing: str, age: float = 1.0, **fields: object) -> None:
@@ -60,7 +61,10 @@ def test_status_of_site_that_stopped_is_no_success(
         lock.close()
     assert status_command(tmp_path) == code
     printed = capsys.readouterr().out
-    assert f"turin: {doing}, round 3 of 5" in printed and "audit: 1 line" in printed
+    assert f"{doing}, round 3 of 5" in printed and "audit: 1 line" in printed
+    # What a killed process wrote last is not what it does now.
+    is_old = not used and not doing.startswith(("stopped", "is done"))
+    assert printed.startswith("turin: stopped; the last" if is_old else f"turin: {doing}")
     assert words in printed and ("the site " in printed) == bool(code)
     # A round of theirs takes longer.
     assert status_command(tmp_path, stale=300.0) == (0 if used else code)
@@ -98,6 +102,7 @@ class Member:
 
     name = "turin"
     round = 2
+    awaited = ()
     guarantee = SimpleNamespace(caption=lambda: "a caption", statement=lambda: "a statement")
     agreement = SimpleNamespace(digest="of the plan", roster=SimpleNamespace(digest="of names"))
 
@@ -191,3 +196,28 @@ def test_status_has_units_and_says_that_a_site_stopped(
     printed = capsys.readouterr().out
     assert "turin: stopped: a reason" in printed and "has stopped" in printed
     assert "  lyon: session open, sent_bytes 5\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("doing", "words"),
+    [
+        ("stopped: lyon shows a message; turin must leave", "it does not go on in this run"),
+        ("stopped: lyon sent two messages. Go on without it", "it does not go on in this run"),
+        ("goes on", "start it again"),
+    ],
+)
+def test_status_says_whether_to_start_again(
+    doing: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Folder(tmp_path)
+    audit = Audit(folder)
+    for round in range(4):
+        audit.note("stored", round=round)
+    folder.close()
+    # Written before the last two messages.
+    status = {"name": "turin", "time": time.time(), "doing": doing, "round": 2, "rounds": 9,
+              "sent": 2, "caption": "sites", "peers": {}}  # fmt: skip
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    assert status_command(tmp_path) == 1
+    printed = capsys.readouterr().out
+    assert words in printed and "messages sent: 4 of 9" in printed

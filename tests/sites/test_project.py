@@ -270,15 +270,21 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
         ({"budget": {"epsilon": np.inf, "delta": 1e-5}}, "epsilon is inf|not JSON compliant"),
         ({"budget": {"epsilon": [1.0, 2.0, 3.0], "delta": 1e-5}}, "name the sites"),
         ({"data": {"name": "digits"}}, r"\[data\] name is unknown"),
-        ({"data": {"counts": {"lyon": 3}}}, "counts is .* and none for others"),
+        (
+            {"data": {"counts": {"lyon": 3}}},
+            "counts of is 'lyon'; leave it out",
+        ),
         (
             {"sampler": {"name": "Full"}, "data": {"counts": [3, 4, 5]}},
-            "each site by name for Full",
+            "give the number of records of turin, lyon, geneva",
         ),
-        ({"sampler": {"name": "Full"}}, "counts is .* of each site by name for Full"),
+        (
+            {"sampler": {"name": "Full"}},
+            "'nobody'; give the number of records of",
+        ),
         (
             {"sampler": {"name": "Full"}, "data": {"counts": {"lyon": 3}}},
-            "of each site by name for Full",
+            "records of turin, lyon, geneva: of whom there are certificates",
         ),
         ({"model": {"name": "own:Net"}}, r"\[model\] name is 'own:Net'; choose one of MLP"),
         ({"model": {"name": "os.system"}}, r"\[model\] name is 'os.system'"),

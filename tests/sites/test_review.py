@@ -29,10 +29,12 @@ from dpjax.sites.store import Audit, Folder
 from tests.sites.test_compute import DESIGNS, RECORDS, SITES, plan_of, problem_of, site_of
 from tests.sites.test_site import (
     NAMES,
+    ROUNDS,
     Agreed,
     Killed,
     Runner,
     begun,
+    equal_models,
     hear,
     identities,
     message_of,
@@ -317,6 +319,8 @@ def test_headers_fill_no_memory_and_stop_nobody(
 
     (answer,) = hear(site, "lyon", wire.Headers((header(0, bytes(100_000)),)))
     assert "not signed for this run" in answer.reason
+    (answer,) = hear(site, "lyon", wire.Headers((header(0, bytes(32)),) * 33))
+    assert "33 headers of one frame" in answer.reason
     far = tuple(header(round, bytes(32)) for round in range(5, 3000, 500))
     near = tuple(header(round, bytes(32)) for round in range(5))
     assert hear(site, "lyon", wire.Headers(far + near)) == []
@@ -512,6 +516,26 @@ def test_evidence_is_read_at_the_next_start(runner: Runner) -> None:
     site.close()
     with pytest.raises(MustLeave, match="lyon sent two messages in round 0.*evidence-lyon-0 has"):
         runner.site("geneva")
+
+
+def test_evidence_of_the_last_round_takes_no_model_away(runner: Runner) -> None:
+    """Nothing more of a site goes out that has absorbed all rounds."""
+    for name in NAMES:
+        runner.start(name)
+    models = runner.finished()
+    site = runner.site("geneva", waits=Waits(late=5.0, linger=0.2))
+    last = ROUNDS - 1
+    for value in (0.25, 0.5):
+        payload = payload_of(site, value)
+        hear(site, "lyon", message_of(site, runner.identities["lyon"], last, payload))
+    assert "lyon sent two messages" in str(site._conversation.doubt)
+    # As one who knows it, and from its folder.
+    for _ in range(2):
+        released = jax.tree.map(np.asarray, site.run())
+        assert equal_models({"geneva": released}, {"geneva": models["geneva"]})
+        site.close()
+        site = runner.site("geneva", waits=Waits(late=5.0, linger=0.2))
+    site.close()
 
 
 def test_a_message_under_the_name_of_another_round_leaves(runner: Runner) -> None:

@@ -501,7 +501,7 @@ def test_other_terms_are_turned_away_at_both_ends(identities: list[Identity]) ->
         abort = stray.exception(5)
         assert isinstance(abort, Abort) and not abort.exposed
         for digest in (terms.digest(), other.digest()):
-            assert digest.hex() in abort.reason
+            assert digest.hex()[:16] in abort.reason
         assert all(job.result() for job in joined)
         # Neither end alone relies on the other's check: both names of terms are refused there.
         reasons: dict[str, Any] = {}
