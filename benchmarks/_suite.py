@@ -321,9 +321,9 @@ SUITE = (
              "as many words of jax.random.bits: {bits_seconds:time}", "mask_times_bits"),
     ),
     _secagg(
-        "secagg_tcp", "tcp", "--clients 100 300 --repeats 0",
+        "secagg_tcp", "tcp", "--clients 20 100 --repeats 0",
         "--clients 20 --lengths 1024 --repeats 0",
-        Line("growth", "secure sum over TCP, {clients:,} clients of {length:,}",
+        Line("growth", "secure sum over gRPC, {clients:,} clients of {length:,}",
              "{seconds:time} of all parties", "{received:bytes} from a client"),
     ),
     Entry(
