@@ -178,7 +178,9 @@ def _run(settings: Path, insecure_loopback: bool) -> int:
     values = start.settings_of(settings)
     for name in ("plan", "data"):
         if name not in values:
-            raise ValueError(f"{settings}: {name} is missing; the page 'Real sites' has an example")
+            raise ValueError(
+                f"{settings}: {name} is missing; the page 'Real sites' of the manual has one"
+            )
     if "listen" not in values:
         # Of handshakes the end that dials learns all from its channel, in one line.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -107,9 +107,10 @@ def worst(strategy, value, members, draws, seed=0):
     for _ in range(3):
         moves = rng.normal(size=(len(members), k))
         for _ in range(60):
-            moves /= np.linalg.norm(moves, axis=1, keepdims=True)
+            # A move that makes no loss is zero on some processors, and almost so on others.
+            moves /= np.maximum(np.linalg.norm(moves, axis=1, keepdims=True), 1e-300)
             moves = (form @ moves.ravel()).reshape(moves.shape)
-        moves /= np.linalg.norm(moves, axis=1, keepdims=True)
+        moves /= np.maximum(np.linalg.norm(moves, axis=1, keepdims=True), 1e-300)
         best = max(best, float(moves.ravel() @ form @ moves.ravel()))
     return np.sqrt(best)
 

@@ -267,7 +267,8 @@ def test_infinite_derivative_adds_nothing():
     total = fn(points, x, y, jnp.zeros(len(x), bool))
     without = fn(points, x[:5], y[:5], jnp.zeros(5, bool))
     for leaf, other in zip(jax.tree.leaves(total), jax.tree.leaves(without), strict=True):
-        np.testing.assert_allclose(leaf, other, rtol=1e-5)
+        # Processors round sums of terms as large as the clip in different orders.
+        np.testing.assert_allclose(leaf, other, rtol=1e-5, atol=1e-7 * CLIP)
 
 
 @pytest.mark.mutant

@@ -273,8 +273,8 @@ def test_horizon_beside_run_s_takes_its_own_step_sizes(network, horizon):
         ({"noise": noise.Independent}, "give dp.noise.Whisper(), say, or None"),
         ({"noise": Sgd}, "give dp.noise.Whisper(), say, or None"),
         ({"sampler": samplers.Random}, "give dp.samplers.Random(batch_size)"),
-        ({"noise": None}, "budget is Budget"),
-        ({"budget": None}, "noise is Whisper"),
+        ({"noise": None}, "budget is given and noise is missing"),
+        ({"budget": None}, "noise is given and budget is missing"),
         ({"method": None}, "method is missing; give dp.methods.DSGD"),
         ({"participation": (4, 5)}, "an agent takes part in every round"),
         (
