@@ -73,11 +73,12 @@ _QUIET = 60.0
 _REASONS = 16
 """Different refusals of a peer that are told in that time."""
 _LOOPBACK = r"(127\.0\.0\.1|\[::1\]|localhost)"
+_NOBODY = "onnection refused"
 _REMEDIES = {
     "Socket closed": (
         "Socket closed: it stopped, or refuses this site's certificate, as its standard error says"
     ),
-    "onnection refused": "nothing listens at its address yet",
+    _NOBODY: "nothing listens at its address yet",
     "andshake failed": "TLS failed: compare authorities, and both clocks",
     "erification": "another site answers at this address",
 }
@@ -90,6 +91,10 @@ class _Over(Refused):
 
 class _Unreached(Refused):
     """The dialled end cannot be reached, for a reason that stays."""
+
+
+class _Absent(_Unreached):
+    """Nothing listens where the dialled end should be, or not yet."""
 
 
 @dataclass
@@ -505,7 +510,8 @@ class GrpcChannel:
                 peer.reported.add(line)
                 verb = "" if isinstance(reason, _Unreached) else "refused: "
                 _LOG.warning("%s: %s%s", peer.name or "a site", verb, line)
-                self._tell(peer, "refused", reason=line)
+                kind: Kind = "absent" if isinstance(reason, _Absent) else "refused"
+                self._tell(peer, kind, reason=line)
 
     # The end that listens.
 
@@ -665,5 +671,6 @@ def _next(frames: Iterator[bytes]) -> bytes:
     _, is_connecting, cause = details.rpartition("last error: ")
     for words, remedy in _REMEDIES.items():
         if is_connecting and words in cause:
-            raise _Unreached(f"{remedy} ({cause})")
+            kind = _Absent if words == _NOBODY else _Unreached
+            raise kind(f"{remedy} ({cause})")
     raise _Over(details)

@@ -29,7 +29,7 @@ _VERSION = 1
 _PURPOSES = ("site hello 1, listener", "site hello 1, dialer")
 
 
-Kind: TypeAlias = Literal["opened", "message", "closed", "refused"]
+Kind: TypeAlias = Literal["opened", "message", "closed", "refused", "absent"]
 Greeting: TypeAlias = Callable[[str], bytes]
 """What a site says to a peer of this name in its hello."""
 Check: TypeAlias = Callable[[str, bytes], str | None]
@@ -40,8 +40,8 @@ class Event(NamedTuple):
     """What a channel tells of a peer.
 
     Attributes:
-        kind: A session was opened or closed, a message came, or a session was refused, by either
-            end.
+        kind: A session was opened or closed, a message came, a session was refused, by either
+            end, or nobody listens where the peer is dialled.
         peer: Name; empty where an end that was refused has proved none. Without TLS it is the name
             that was claimed.
         data: Of a message.

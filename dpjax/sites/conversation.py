@@ -404,7 +404,7 @@ class Conversation:
             else:
                 # A hello that either end refused: of another run, say. The channel has logged it.
                 peer.refusal = event.reason
-                if _is_new_refusal(peer):
+                if event.kind == "refused" and _is_new_refusal(peer):
                     self.audit.note("hello refused", peer=peer.name, reason=event.reason)
 
     def _refuse(self, peer: Neighbour, reason: str) -> None:

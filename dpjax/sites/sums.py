@@ -262,7 +262,7 @@ def take_part(
             event = channel.receive(max(0.0, deadline - monotonic()))
             if event is None or monotonic() > deadline:
                 client.end(f"no sum within {limits.total:g} seconds")
-            if event.peer != server or event.kind == "opened":
+            if event.peer != server or event.kind in ("opened", "absent"):
                 continue
             if event.kind != "message":
                 client.end(f"{server} ended the session ({event.reason})")
@@ -287,7 +287,7 @@ def _say(client: Client, channel: Channel, server: str, data: bytes, seconds: fl
     deadline = monotonic() + seconds
     while not channel.send(server, data):
         event = channel.receive(max(0.0, min(0.1, deadline - monotonic())))
-        if event is not None and event.kind != "opened":
+        if event is not None and event.kind not in ("opened", "absent"):
             cause = "ended the session" if event.kind == "closed" else "took no message"
             client.end(f"{server} {cause} ({event.reason})")
         if monotonic() > deadline:

@@ -428,6 +428,15 @@ def test_names_and_keys_are_the_rosters(
     assert levels == ["WARNING"] * len(cases)
 
 
+def test_who_dials_a_place_where_nobody_listens_hears_so(
+    opened: Callable[..., GrpcChannel],
+) -> None:
+    """No refusal: the peer may start later."""
+    paris = opened("paris", {"lyon": "127.0.0.1:9"})
+    assert "nothing listens at its address yet" in event(paris, "absent").reason
+    assert nothing(paris, "refused", 0.3)
+
+
 def test_departure_ends_a_session(opened: Callable[..., GrpcChannel]) -> None:
     lyon, paris = pair(opened)
     lyon.depart("paris")
