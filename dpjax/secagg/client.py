@@ -422,7 +422,7 @@ def reply(client: Client, message: ProtocolMessage) -> ProtocolMessage:
     return answers[kind](message)
 
 
-def told_sum(client: Client, closed: Closed) -> Total:
+def total_of(client: Client, closed: Closed) -> Total:
     """Return the sum as the server tells it.
 
     Args:

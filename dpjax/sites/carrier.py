@@ -469,7 +469,7 @@ class GrpcChannel:
                 session.deadline = math.inf
             session.changed.wait_for(lambda: session.stage == "over" or not session.peer.unread)
             if session.stage != "over":
-                # Not before it is told: what was meant for the session before must not go out here.
+                # Not before its event: what was meant for the session before must not go out here.
                 session.stage = "open"
                 session.listen()
                 session.peer.sessions += kind == "opened"

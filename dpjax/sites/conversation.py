@@ -257,7 +257,8 @@ class Conversation:
         with self._guard:
             self._check_first()
             self._folder.create(f"sent/{self.round}", wire.encoded(message))
-            self._note(message.header(self.name))
+            # The payload's digest was computed for the signature.
+            self._note(header._replace(signature=message.signature))
         self.audit.note("stored", round=self.round, digest=header.digest.hex())
         return message
 

@@ -516,7 +516,7 @@ def _stored_plan(target: Target, arrays: Arrays) -> Plan:
         noise = Factored(arrays["factor"], arrays.get("strategy"), None)  # type: ignore[arg-type]
     else:
         with warnings.catch_warnings():
-            # Every operator is told of delta by `budget_fault`.
+            # Every operator reads of delta in what `budget_fault` says.
             warnings.filterwarnings("ignore", "delta is ")
             noise = _made_noise(target)
     made = _stored_arrays(target, noise)

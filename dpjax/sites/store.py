@@ -31,7 +31,7 @@ KEY_BYTES = 32
 
 
 class MustLeave(ValueError):
-    """The site cannot go on without the danger of sending a round twice; nothing was sent.
+    """The site cannot go on in this run, without the danger of sending a round twice, say.
 
     Example:
         >>> from dpjax.sites.store import MustLeave

@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from dpjax.secagg import local
-from dpjax.secagg.client import Client, reply, told_sum
+from dpjax.secagg.client import Client, reply, total_of
 from dpjax.secagg.messages import Closed, Keys, ProtocolMessage, decoded, encoded
 from dpjax.secagg.server import SumServer, Total
 from dpjax.secagg.terms import Abort, Limits, Rejected, Terms
@@ -269,7 +269,7 @@ def take_part(
             message = decoded(event.data)
             if isinstance(message, Closed):
                 channel.send(server, _HEARD)
-                return told_sum(client, message)
+                return total_of(client, message)
             _say(client, channel, server, encoded(reply(client, message)), limits.send)
             answers -= 1
         client.end("it has left")

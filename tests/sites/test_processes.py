@@ -463,7 +463,7 @@ def test_a_copy_under_a_partition_is_found_and_named(
         # What geneva knows of the round is what turin was sent.
         assert digests_of(sites, "geneva", round) == digests_of(sites, "turin", round) != set()
     else:
-        # The same bytes: nobody was told two things. Neither can absorb the round.
+        # The same bytes went to both neighbours. Neither can absorb the round.
         for name in ("geneva", "turin"):
             sites.until(lambda name=name: ("lyon", round) in messages_at(sites, name))
         assert all(sites.processes[name].poll() is None for name in (*NAMES, "copy"))
