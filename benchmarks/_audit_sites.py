@@ -165,7 +165,9 @@ class Leak(Tap):
         if peer == NAMES[NEIGHBOUR] and isinstance(frame, wire.RoundMessage):
             bare = frame._replace(payload=self.bare[frame.round])
             header = bare.header(self.name)
-            content = wire.message_content(self.site._conversation.run, 0, header)
+            content = wire.message_content(
+                self.site._conversation.run, self.site.agreement.digest, header
+            )
             bare = bare._replace(signature=self.identity.sign("message", content))
             self.digests[header.digest] = frame.header(self.name).digest
             data = wire.encoded(bare)

@@ -252,7 +252,7 @@ class Conversation:
         """
         bare = wire.RoundMessage(self.round, _bytes_of(numbers), b"")
         header = bare.header(self.name)
-        to_sign = wire.message_content(self.run, 0, header)
+        to_sign = wire.message_content(self.run, self._agreement.digest, header)
         message = bare._replace(signature=self._identity.sign("message", to_sign))
         with self._guard:
             self._check_first()
@@ -623,7 +623,7 @@ class Conversation:
                 continue
             # A site that has no run yet did not sign in one, unless it lost its folder.
             if header.sender != self.name or not self._is_signed(header, greeting.run):
-                raise Refused(f"{peer} shows a message that {self.name} did not sign")
+                raise Refused(f"{peer} shows a message that {self.name} did not sign for this plan")
             self.doubt = self._foreign(header, peer)
             raise Refused(self.doubt)
 
@@ -663,7 +663,7 @@ class Conversation:
             )
 
     def _is_signed(self, header: wire.Header, run: bytes = b"") -> bool:
-        content = wire.message_content(run or self.run, 0, header)
+        content = wire.message_content(run or self.run, self._agreement.digest, header)
         # A digest of another length is signed as well, and everybody would keep it.
         if len(header.digest) != _DIGEST_BYTES:
             return False

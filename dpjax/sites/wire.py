@@ -19,8 +19,6 @@ from dpjax.sites.identity import Identity, Refused, Roster
 
 __all__ = ()
 
-PROTOCOL = 1
-"""Changed with the messages or the hello."""
 _LONGEST_TEXT = 1000
 
 
@@ -162,15 +160,15 @@ def decoded(data: bytes) -> Frame:
     return cast(Frame, frame)
 
 
-def message_content(run: bytes, phase: int, header: Header) -> bytes:
+def message_content(run: bytes, plan: str, header: Header) -> bytes:
     """What a sender signs of a round's message.
 
     Args:
         run: 32 bytes.
-        phase: Number of the plan among those of a project.
+        plan: Digest of the run's plan, which a site can tell that has not begun the run.
         header: Its signature is not read.
     """
-    return _packed([run, phase, header.round, header.digest])
+    return _packed([run, plan, header.round, header.digest])
 
 
 def signed_presence(

@@ -314,7 +314,7 @@ def test_headers_fill_no_memory_and_stop_nobody(
 
     def header(round: int, digest: bytes) -> wire.Header:
         bare = wire.Header("lyon", round, digest, b"")
-        content = wire.message_content(site._conversation.run, 0, bare)
+        content = wire.message_content(site._conversation.run, agreed.digest, bare)
         return bare._replace(signature=lyon.sign("message", content))
 
     (answer,) = hear(site, "lyon", wire.Headers((header(0, bytes(100_000)),)))
@@ -425,13 +425,34 @@ def test_a_lost_folder_stops_and_a_forged_message_stops_nobody(runner: Runner) -
     cases = [(own, bytes(32)), (own, b""), (own._replace(round=1), run), (forged, run)]
     cases.append((message_of(site, identities["nice"], 0, b"").header("nice"), run))
     for header, stated in cases:
-        assert reason_for(header, stated) == "geneva shows a message that lyon did not sign"
+        assert reason_for(header, stated) == (
+            "geneva shows a message that lyon did not sign for this plan"
+        )
     assert lost._conversation.doubt is None
     assert "lyon lost its folder" in str(reason_for(own, run))
     with pytest.raises(MustLeave, match="this folder is new, and geneva has a message of lyon"):
         lost.run()
     lost.close()
     site.close()
+
+
+@pytest.mark.mutant
+def test_a_message_of_another_plan_stops_no_new_folder(
+    runner: Runner, identities: dict[str, Identity], tmp_path: Path
+) -> None:
+    """A neighbour kept it, with the name of its run; lyon has lost nothing."""
+    earlier = Runner(Agreed(plan_of(DESIGNS["own"], rounds=3), identities), identities, tmp_path)
+    site = begun(earlier)
+    header = message_of(site, identities["lyon"], 0, payload_of(site)).header("lyon")
+    site.close()
+    runner.folder = tmp_path / "later"
+    lost = runner.site("lyon")
+    presence = wire.signed_presence(identities["geneva"], bytes(32), lost.agreement.terms())
+    greeting = wire.Greeting(presence, site._conversation.run, (header,))
+    reason = lost._conversation.check("geneva", wire.encoded(greeting))
+    assert reason == "geneva shows a message that lyon did not sign for this plan"
+    assert lost._conversation.doubt is None
+    lost.close()
 
 
 # Waiting.

@@ -260,7 +260,9 @@ def hear(site: Site, peer: str, frame: wire.Frame | bytes) -> list[wire.Frame]:
 
 def message_of(site: Site, identity: Identity, round: int, payload: bytes) -> wire.RoundMessage:
     bare = wire.RoundMessage(round, payload, b"")
-    content = wire.message_content(site._conversation.run, 0, bare.header(identity.name))
+    content = wire.message_content(
+        site._conversation.run, site.agreement.digest, bare.header(identity.name)
+    )
     return bare._replace(signature=identity.sign("message", content))
 
 
