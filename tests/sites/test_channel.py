@@ -338,6 +338,21 @@ def test_nothing_is_sent_on_a_session_that_is_not_told_yet(
     assert event(again, "message").data == b"first"
 
 
+def test_reconnections_fill_no_memory_while_nobody_listens(
+    opened: Callable[..., GrpcChannel],
+) -> None:
+    """One session is told of at a time, so one end of it at most waits."""
+    lyon, paris = pair(opened)
+    for _ in range(6):
+        paris.close()
+        paris = opened("paris", {"lyon": address(lyon)})
+        time.sleep(0.2)
+    kinds = []
+    while not lyon._events.empty():
+        kinds.append(lyon._events.get()[1].kind)
+    assert kinds.count("closed") == 1 and "opened" not in kinds
+
+
 def test_close_delivers_what_was_handed_over(opened: Callable[..., GrpcChannel]) -> None:
     lyon, paris = pair(opened)
     for end, peer, other in ((lyon, "paris", paris), (paris, "lyon", lyon)):
