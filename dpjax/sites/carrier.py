@@ -76,7 +76,8 @@ _LOOPBACK = r"(127\.0\.0\.1|\[::1\]|localhost)"
 _NOBODY = "onnection refused"
 _REMEDIES = {
     "Socket closed": (
-        "Socket closed: it stopped, or refuses this site's certificate, as its standard error says"
+        "TLS ended: it refuses this site's certificate, or stopped; compare authorities, and both "
+        "clocks"
     ),
     _NOBODY: "nothing listens at its address yet",
     "andshake failed": "TLS failed: compare authorities, and both clocks",
@@ -174,8 +175,8 @@ class GrpcChannel:
     Guarantee: a session is with the site whose key the roster pins for its name, over TLS with
     certificates of both ends, and there is one at most. A refusal is an event at both ends, and a
     warning of the logger ``dpjax.sites``; who has no certificate of the authority is refused by
-    TLS, which says so in gRPC's log on standard error and at the end that dials. Without
-    certificates nothing listens or dials, unless ``insecure_loopback`` is given: then all
+    TLS, which says so at the end that dials, and here in gRPC's log on standard error alone.
+    Without certificates nothing listens or dials, unless ``insecure_loopback`` is given: then all
     addresses are of this machine, and names are proved by signatures alone. A peer that floods is
     slowed down, one that stalls is cut off, and neither keeps others waiting.
 
