@@ -142,7 +142,13 @@ def _serve(party: _Party, channel: GrpcChannel, rounds: int, write: _Write) -> i
             try:
                 total = collector.aggregate()
             except Abort as abort:
-                print(f"round {number}: no sum: {abort.reason}", flush=True)
+                missing = ""
+                if collector.missing:
+                    missing = (
+                        f"; missing: {', '.join(collector.missing)}, and --dropout "
+                        f"{terms.dropout:g} lets {terms.clients - terms.minimum} be"
+                    )
+                print(f"round {number}: no sum: {abort.reason}{missing}", flush=True)
                 continue
             # Written after every round: a later one may never end.
             totals.append(total.values)

@@ -110,6 +110,11 @@ class SumServer:
         return set(self._asked) - set(self._came) - self._dropped
 
     @property
+    def heard(self) -> set[int]:
+        """Clients that have spoken in this stage."""
+        return set(range(self.enrolled) if self.stage == "enrol" else self._came)
+
+    @property
     def ready(self) -> bool:
         """Whether the stage need not wait any longer: all have spoken, or every share is there."""
         return not self.waiting or (self.stage == "unmask" and not self._lacking)

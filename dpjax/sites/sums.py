@@ -89,6 +89,9 @@ class Collector:
             end, once clients have read the last sum or had ``limits.send`` for it.
         limits: Time limits.
 
+    Attributes:
+        missing: Peers that had not spoken when the last stage ended.
+
     Example:
         >>> from dpjax.secagg.terms import Terms
         >>> from dpjax.sites import sums
@@ -101,6 +104,7 @@ class Collector:
     def __init__(self, terms: Terms, channel: Channel, limits: Limits | None = None) -> None:
         self.terms = terms
         self.limits = limits or Limits()
+        self.missing: list[str] = []
         self._channel = channel
         # Clients that wait for an aggregation, and those that have yet to read the last word.
         self._waiting: set[str] = set()
@@ -157,6 +161,8 @@ class Collector:
             event = self._channel.receive(max(0.0, deadline - monotonic()))
             if event is not None:
                 self._take(server, event)
+        names = self._channel.statistics()
+        self.missing = [name for name in names if self._numbers.get(name) not in server.heard]
 
     def _take(self, server: SumServer, event: Event) -> None:
         """Take an event: a few messages that do not belong are passed over, what is none ends."""

@@ -74,15 +74,19 @@ def server(folder, *options):
     return process, int(re.match(r"listening at 127\.0\.0\.1:(\d+)", line)[1])
 
 
-def join(folder, row, port):
-    """What a client ends with."""
+def channel_of(folder, row, port):
+    """A client's channel, and the server behind it."""
     name = NAMES[row + 1]
     files = {"certificate": folder / f"{name}.pem", "key": folder / f"{name}.key"}
     identity = Identity.load(name, authority=folder / "authority_root.pem", **files)
     roster = Roster.of_certificates([folder / f"{other}.pem" for other in NAMES])
     peers = {"server": f"127.0.0.1:{port}"}
-    channel = GrpcChannel(identity, roster, peers, None, sums.channel_limits(TERMS))
-    return sums.join(TERMS, VALUES[row], channel, "server", LIMITS)
+    return GrpcChannel(identity, roster, peers, None, sums.channel_limits(TERMS))
+
+
+def join(folder, row, port):
+    """What a client ends with."""
+    return sums.join(TERMS, VALUES[row], channel_of(folder, row, port), "server", LIMITS)
 
 
 def all_join(folder, port):
@@ -227,6 +231,31 @@ def test_round_that_nobody_joins_has_no_sum(folder, capsys):
     output = capsys.readouterr().out
     assert "; 3 to 3 clients must enrol, and 3 of them must finish; " in output
     assert "round 1: no sum: enrolled is 0" in output
+    assert "; missing: lyon, turin, rome, and --dropout 0 lets 0 be\n" in output
+
+
+def test_server_names_who_was_missing_in_a_later_stage(folder, monkeypatch, capsys):
+    enter = sums.Collector.__enter__
+    clients = ThreadPoolExecutor(3)
+
+    def leave(port):
+        channel = channel_of(folder, 1, port)
+        with sums.member(TERMS, channel, "server"):
+            sums.take_part(client_.Client(TERMS, VALUES[1]), channel, "server", LIMITS, answers=1)
+
+    def with_clients(collector):
+        enter(collector)
+        port = collector._channel.port
+        clients.submit(join, folder, 0, port)
+        clients.submit(leave, port)
+        clients.submit(join, folder, 2, port)
+        return collector
+
+    monkeypatch.setattr(sums.Collector, "__enter__", with_clients)
+    assert cli.main(["secagg", "serve", *AGREED, *party(folder, "server")]) == 1
+    clients.shutdown()
+    output = capsys.readouterr().out
+    assert "2 clients shared" in output and "; missing: turin, and --dropout 0 lets 0 be" in output
 
 
 def test_example_is_exact(capsys):
