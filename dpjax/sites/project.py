@@ -35,7 +35,7 @@ from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
 from dpjax.plans import calibration, compatibility
 from dpjax.plans.calibration import Calibrated, Factored, Target
-from dpjax.plans.noise import Correlated, Polynomial
+from dpjax.plans.noise import DESIGNS, Correlated, Polynomial
 from dpjax.plans.plan import Config, Plan, make
 from dpjax.plans.settings import (
     MODEL_OPTIONS,
@@ -97,6 +97,8 @@ _WIDTH = 100
 _REMEDY = "get both files again"
 _REQUIRED = ("rounds", "network", "model", "protect", "budget", "noise", "sampler", "optimizer")
 _DEFAULTS = {"seed": 0, "average_rounds": 0, "data": {}}
+_DRAWN = {type(part).__name__: part.terms.released for part in DESIGNS.values()}
+"""Classes of noise by name, and whether sites draw it."""
 _KEYS = {"protocol", "package", "settings", "roster", "schema", "arrays"}
 # What a file may hold at most: limits of memory, not of plans.
 _MOST_SITES = 500
@@ -408,6 +410,12 @@ def _target(settings: Section, roster: Roster) -> Target:
     check_sections(settings, _REQUIRED)
     for name, most in _MOST.items():
         _validate.integer(name, settings[name], minimum=0, maximum=most)
+    for section in settings["noise"]:
+        name = section.get("name")
+        # Of other designs the rules below say why sites draw none.
+        if name not in [*_DRAWN, "None"]:
+            options = sorted(design for design in _DRAWN if _DRAWN[design])
+            _validate.one_of("[[noise]] name", name, options)
     parts = config_parts(settings, names)
     designs = parts.pop("noise")
     terms = compatibility.noise(designs[0] if designs else None)

@@ -224,6 +224,12 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
             "is not one design",
         ),
         ({"noise": []}, "is not one design"),
+        (
+            {"noise": [{"name": "Wisper"}]},
+            r"^\[\[noise\]\] name is 'Wisper'; did you mean Whisper\? If not, choose one of "
+            "AntiPgd, BandedInverse, Independent, Mafalda, OneStep, PairKeys, Pairwise, Polynomial, "
+            "PrefixSum, ScheduledGaussian, SpaceTime, Whisper$",
+        ),
         ({"noise": DESIGNS[:2]}, "is not one design"),
         ({"noise": None}, r"\[\[noise\]\] is missing"),
         ({"budget": None}, r"\[budget\] is missing"),
