@@ -268,19 +268,13 @@ def _sites_text(record: Record) -> str:
 
 
 def _precision_text(record: Record) -> str:
-    """What a release says of finite precision, whose cost only a run knows, not a plan."""
-    reserve, _ = precision_cost(record)
-    if record.added_epsilon:
-        return (
-            f"; {record.added_epsilon:.3g} of epsilon and {record.added_delta:.3g} of delta are "
-            "for noise of finite precision"
-        )
-    if not reserve:
+    """What a release says of finite precision: a run its cost, a plan the most that it may be."""
+    epsilon, delta = precision_cost(record)
+    if not epsilon:
         return "; what noise of finite precision adds is not in it"
-    return (
-        f"; {reserve:.2g} of epsilon is for noise of finite precision, and a run that needs more "
-        "is refused"
-    )
+    text = f"; {epsilon:.3g} of epsilon and {delta:.3g} of delta are for noise of finite precision"
+    # Only a run knows the size of its model.
+    return text if record.added_epsilon else f"{text}, and a run that needs more is refused"
 
 
 def _bound_text(record: Record) -> str:

@@ -356,7 +356,8 @@ def test_finite_precision_costs_epsilon_and_part_of_delta():
 def test_noise_calibrated_for_less_leaves_its_stated_epsilon_to_finite_precision():
     mu = gdp.mu(10.0 - 0.01, 1e-5)
     plan = make(release=True, mu=mu)
-    assert "; 0.01 of epsilon is for noise of finite precision, and a run that" in plan.statement()
+    stated = "; 0.01 of epsilon and 1e-07 of delta are for noise of finite precision"
+    assert f"{stated}, and a run that needs more is refused" in plan.statement()
     record = plan.replace(added_epsilon=1e-3, added_delta=1e-8)
     assert record.epsilon == 10.0 and record.exact_epsilon < 10.0
     # The broken copy: the same cost of noise that was calibrated for all of epsilon.

@@ -33,16 +33,17 @@ from tests.transforms import rounding
 def test_release_states_epsilon_that_was_asked_for(tmp_path, network, small):
     training_plan = plan.make(make_config(epsilon=3.0, release=True, rounds=4), network)
     assert training_plan.guarantee.added_epsilon == 0
-    assert (
-        "; 0.003 of epsilon is for noise of finite precision" in training_plan.guarantee.statement()
-    )
+    stated = "of epsilon and {:.3g} of delta are for noise of finite precision"
+    planned = stated.format(0.01 * training_plan.guarantee.delta)
+    assert f"; 0.003 {planned}, and a run that needs more is" in training_plan.guarantee.statement()
     result = run(training_plan, small, seeds=[0], eval_every=2, key_file=tmp_path / "key")
     (spent,) = result.guarantees
     assert 0 < spent.added_epsilon < 1e-3 and 0 < spent.added_delta <= 0.01 * spent.delta
     true = gdp.epsilon(spent.mu, spent.delta - spent.added_delta) + spent.added_epsilon
     assert 0.998 * 3 < true <= spent.epsilon == training_plan.guarantee.epsilon == 3.0
     assert "(epsilon = 3, delta" in spent.statement() and "(epsilon = 3, " in spent.caption()
-    assert "for noise of finite precision" in spent.statement()
+    assert stated.format(spent.added_delta) in spent.statement()
+    assert "needs more" not in spent.statement()
     row = result.rows()[-1]
     assert row["epsilon"] == spent.epsilon == row["guarantee"]["epsilon"]
     # A callback's stop keeps the cost.
@@ -223,7 +224,7 @@ def test_release_that_needs_more_than_its_reserve_is_refused_with_one_that_is_en
             epsilon=epsilon, accountant=rule, release=True, design="independent", rounds=100
         )
         training_plan = plan.make(config, network)
-        assert "; 0.0001 of epsilon is for noise of finite" in training_plan.guarantee.statement()
+        assert "; 0.0001 of epsilon and 1e-07 of delta" in training_plan.guarantee.statement()
         stated = statements.with_precision_cost(training_plan, 1000).guarantee
         assert stated.epsilon == training_plan.guarantee.epsilon
         assert stated.per_agent_epsilon == training_plan.guarantee.per_agent_epsilon
