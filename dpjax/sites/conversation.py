@@ -45,6 +45,11 @@ _REMEDIES = {
     GROUP_ITEM: "copy the one file that the group drew for this run",
 }
 """What to do about an item of terms that differs."""
+_ANEW = (
+    "If the run does not start, stop all sites and start them again; if that does not help, with "
+    "new folders and a plan of another seed"
+)
+"""What to do where two nonces of a site meet: what it said of an old folder is of another plan."""
 _Terms: TypeAlias = tuple[tuple[str, str], ...]
 Item = TypeVar("Item")
 
@@ -467,7 +472,7 @@ class Conversation:
                 self._compare(presence)
                 new[presence.name] = presence
             elif earlier.content != presence.content:
-                raise Refused(f"{presence.name} has begun twice, with two folders or plans")
+                raise Refused(f"{presence.name} has begun twice, with two folders. {_ANEW}")
         # All of a frame or nothing: what is taken is handed on.
         self.presences |= new
         for other in self.neighbours.values():
@@ -613,10 +618,10 @@ class Conversation:
         if earlier is not None and earlier.nonce != greeting.presence.nonce:
             raise Refused(
                 f"{peer} began again with another folder, whose noise would be another; it must "
-                "leave"
+                f"leave a run that has begun. {_ANEW}"
             )
         if self.run and greeting.run and greeting.run != self.run:
-            raise Refused(f"{peer} is in another run")
+            raise Refused(f"{peer} is in another run. {_ANEW}")
         for header in greeting.shown:
             noted_header = self.log.get(self.name, header.round)
             if noted_header is not None and noted_header.digest == header.digest:

@@ -372,6 +372,35 @@ def test_presences_are_taken_and_handed_on_together_or_not_at_all(runner: Runner
     site.close()
 
 
+@pytest.mark.mutant
+def test_an_old_presence_stops_a_start_and_never_mixes_two_runs(runner: Runner) -> None:
+    """Nice gave a folder up, whose presence a neighbour hands on: nobody can tell which is new."""
+
+    def presence_of(name: str, number: int) -> wire.Presence:
+        terms = runner.agreed.terms()
+        return wire.signed_presence(runner.identities[name], bytes([number] * 32), terms)
+
+    remedy = "stop all sites and start them again; if that does not help, with new folders"
+    sites = [runner.site(name) for name in ("geneva", "lyon")]
+    own = tuple(site._conversation.presences[site.name] for site in sites)
+    old, new = (presence_of("nice", number) for number in (1, 2))
+    for site, theirs, other in zip(sites, (old, new), ("turin", "nice"), strict=True):
+        assert hear(site, other, wire.Presences((theirs,))) == []
+    first, second = (site._conversation for site in sites)
+    (refusal,) = hear(sites[0], "turin", wire.Presences((new,)))
+    assert "nice has begun twice, with two folders" in refusal.reason and remedy in refusal.reason
+    assert remedy in str(second.check("nice", wire.encoded(wire.Greeting(old, b"", ()))))
+    # With all others each begins, in a run of its own.
+    for site, other in zip(sites, ("turin", "nice"), strict=True):
+        hear(site, other, wire.Presences((*own, presence_of("turin", 3))))
+    assert len(first.run) == len(second.run) == 32 and first.run != second.run
+    for one, other in ((first, second), (second, first)):
+        reason = str(one.check(other.name, other.greeting(one.name)))
+        assert reason.startswith(f"{other.name} is in another run. ") and remedy in reason
+    for site in sites:
+        site.close()
+
+
 def test_a_hello_of_another_run_is_in_the_audit_file(
     identities: dict[str, Identity], tmp_path: Path
 ) -> None:
