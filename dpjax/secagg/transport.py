@@ -89,7 +89,7 @@ class SecureSums:
             colluders. `dpjax.engine.run.run` refuses other terms.
         leaves: ``leaves(round)`` returns the stage in which each leaving agent drops out, one of
             the terms' ``stages``. It is public and fixed beforehand; None is for no dropouts.
-        over: "memory", or "tcp": gRPC on this machine, with keys that are made for each round.
+        over: "memory", or "tcp": gRPC on this machine, with keys that a process makes once.
         skip: Whether the run continues without the sum of an aborted aggregation.
         spent: Aborted rounds of a resumed run, which are skipped.
         limits: Time limits of "tcp": where clients do not enrol, the server waits as long.

@@ -11,6 +11,7 @@ aggregation once. When its session ends it has left that one; when the session w
 so does the client. A stage ends when every client has answered, or at its time limit.
 """
 
+import functools
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -346,8 +347,8 @@ def over_channel(
 ) -> local.Carried:
     """Return the sum of rows by the protocol, over a channel on this machine.
 
-    Every party has a key and a certificate of an authority that is made for this call. Where
-    clients leave in the stage "enrol", the server waits for them as long as the limits say.
+    Every party has a key and a certificate of an authority, which a process makes once for so many
+    parties. Where clients leave in the stage "enrol", the server waits as long as the limits say.
 
     Args:
         terms: What all parties agreed on.
@@ -413,6 +414,7 @@ def _sessions(channel: Channel) -> int:
     return sum(part.sessions for part in channel.statistics().values())
 
 
+@functools.cache
 def _identities(parties: int) -> list[Identity]:
     """Identities for a trial: the server's, then those of clients, in files that do not stay."""
     identities = []
@@ -422,7 +424,7 @@ def _identities(parties: int) -> list[Identity]:
         for number in range(parties):
             name = f"client-{number}" if number else "server"
             key, demand = request(name, folder)
-            certificate = authority.sign(demand, days=1)
+            certificate = authority.sign(demand)
             identity = Identity.load(name, certificate=certificate, key=key, authority=root)
             identities.append(identity)
     return identities

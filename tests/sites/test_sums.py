@@ -809,6 +809,15 @@ def test_client_whose_session_ends_has_ended(identities: list[Identity]) -> None
             reply(client, Hello(b"n" * 16, terms.digest()))
 
 
+def test_process_makes_keys_once_for_so_many_parties(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = terms_for(3)
+    values = vectors(terms)
+    first = sums.over_channel(terms, values, limits=QUICK).total
+    monkeypatch.setattr(sums, "request", None)
+    second = sums.over_channel(terms, values, limits=QUICK).total
+    np.testing.assert_array_equal(first.values, second.values)
+
+
 @pytest.mark.slow
 def test_two_hundred_clients_with_dropouts() -> None:
     terms = terms_for(200, length=4096, bound=2**20, corrupt=0.05, dropout=0.05)
