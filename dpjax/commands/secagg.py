@@ -83,14 +83,6 @@ def _agreed(
     return _Party(terms, limits, identity, Roster.of_certificates(certificates), insecure_loopback)
 
 
-def _check_address(option: str, address: str, least_port: int) -> str:
-    """Return an address, else raise ValueError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not least_port <= int(port) <= 65535:
-        raise _validate.refusal(option, address, f"give host:port, a port of {least_port} to 65535")
-    return address
-
-
 @inputs.with_arguments(_agreed)
 def serve_command(
     *, listen: str = "127.0.0.1:0", rounds: int = 1, out: Path | None = None, **agreed: Any
@@ -108,7 +100,6 @@ def serve_command(
             once and written again after each sum.
     """
     _validate.integer("rounds", rounds)
-    _check_address("listen", listen, 0)
     party = _agreed(**agreed)
     first, *callers = party.roster
     fewest = max(3, party.terms.minimum)
@@ -173,7 +164,6 @@ def join_command(
         server: The server's address, host:port.
         out: Where to write the sum, a .npy file [length]; must not exist. It is made at once.
     """
-    _check_address("server", server, 1)
     party = _agreed(**agreed)
     place = f"values is {str(values)!r}, which"
     with _files.reading(place, "give a .npy file of whole numbers"):

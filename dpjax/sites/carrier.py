@@ -267,13 +267,13 @@ class GrpcChannel:
         for peer, address in self.peers.items():
             _validate.one_of("peers", peer, [other for other in order if other != name])
             if order.index(peer) < order.index(name):
-                where = f"as this site dials {peer}: a line under [neighbours]"
-                self._check_address(f"address of {peer}", address, where)
+                why = f"as this site dials {peer}: a line under [neighbours] of a site.toml"
+                self._check_address(f"address of {peer}", address, 1, why)
             else:
                 self._callers.append(peer)
         if self._callers:
-            where = f"as {', '.join(self._callers)} dial this site"
-            self._check_address("listen", self.listen, where)
+            why = f"as {', '.join(self._callers)} dial this site"
+            self._check_address("listen", self.listen, 0, why)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._stopped = threading.Event()
@@ -628,12 +628,15 @@ class GrpcChannel:
             session.cancel = call.cancel
             self._converse(session, True, certificate)
 
-    def _check_address(self, name: str, value: str | None, why: str) -> None:
+    def _check_address(self, name: str, value: str | None, least: int, why: str) -> None:
         """Refuse what is no "host:port", of this machine where there is no TLS."""
         host = _LOOPBACK if self.insecure else ".+"
-        if not re.fullmatch(rf"{host}:\d+", str(value)):
+        address, _, port = str(value).rpartition(":")
+        is_port = port.isdecimal() and least <= int(port) <= 65535
+        if not is_port or not re.fullmatch(host, address):
             of = ", of 127.0.0.1, [::1] or localhost without TLS" if self.insecure else ""
-            raise _validate.refusal(name, value, f"give host:port{of}, {why}")
+            remedy = f"give host:port, a port of {least} to 65535{of}, {why}"
+            raise _validate.refusal(name, value, remedy)
 
     def _options(self) -> list[tuple[str, int | str]]:
         """Settings of gRPC, for both ends."""

@@ -1045,6 +1045,10 @@ def test_bad_arguments(project: Project, opened: Callable[..., GrpcChannel]) -> 
         ((lyon, project.roster, {"paris": None}, None, LIMITS), "listen is missing.*as paris dial"),
         ((lyon, project.roster, {"paris": None}, "7000", LIMITS), "give host:port"),
         (
+            (lyon, project.roster, {"paris": None}, "127.0.0.1:70000", LIMITS),
+            "listen is '127.0.0.1:70000'; give host:port, a port of 0 to 65535",
+        ),
+        (
             (paris, project.roster, {"lyon": None}, LOOPBACK, LIMITS),
             r"address of lyon is missing.*a line under \[neighbours\]",
         ),
