@@ -18,8 +18,9 @@ import numpy as np
 import tyro
 
 from dpjax import _files, _validate
+from dpjax.secagg.primitives import KEY_BYTES
 from dpjax.sites.identity import Authority, Identity, Roster, renewal, renewed_key, request
-from dpjax.sites.store import KEY_BYTES, Audit
+from dpjax.sites.store import Audit
 
 if TYPE_CHECKING:
     from dpjax.engine.result import Progress

@@ -244,7 +244,7 @@ class Conversation:
             MustLeave: Where it is damaged, or known to be out though it is gone.
         """
         name = str(self.round)
-        if self._folder.read(f"sent/{name}") is not None:
+        if name in self._folder.names("sent"):
             return self._stored(name)
         self._check_first()
         return None

@@ -23,11 +23,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dpjax import _files, _validate
+from dpjax.secagg.primitives import KEY_BYTES
 from dpjax.sites.wire import Header
 
 __all__ = ()
-
-KEY_BYTES = 32
 
 
 class MustLeave(ValueError):
