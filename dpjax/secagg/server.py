@@ -73,6 +73,7 @@ class SumServer:
         terms: The terms.
         hello: The first word to every client.
         stage: "enrol", "share", "mask", "confirm", "unmask" or "over".
+        came: Messages of the one kind that the stage takes, by client.
     """
 
     def __init__(self, terms: Terms, generator: random.Random | None = None) -> None:
@@ -85,8 +86,7 @@ class SumServer:
         self._keys: list[tuple[bytes, bytes]] = []
         self._used: set[bytes] = set()
         self._dropped: set[int] = set()
-        # Messages of the one kind that the stage takes.
-        self._came: dict[int, Any] = {}
+        self.came: dict[int, Any] = {}
         self._reason = ""
 
     @property
@@ -107,12 +107,7 @@ class SumServer:
             return set(range(self.enrolled, self.terms.clients))
         if self.stage == "over":
             return set()
-        return set(self._asked) - set(self._came) - self._dropped
-
-    @property
-    def heard(self) -> set[int]:
-        """Clients that have spoken in this stage."""
-        return set(range(self.enrolled) if self.stage == "enrol" else self._came)
+        return set(self._asked) - set(self.came) - self._dropped
 
     @property
     def ready(self) -> bool:
@@ -160,6 +155,7 @@ class SumServer:
                 primitives.agreed(self._probe.private, key)
             except ValueError:
                 raise Rejected("keys hold one of low order") from None
+        self.came[self.enrolled] = keys
         self._keys.append(pair)
         self._used.update(pair)
         return self.enrolled - 1
@@ -208,7 +204,7 @@ class SumServer:
             raise Rejected(f"{kind} of client {number} does not belong in the stage {self.stage}")
         if message.nonce != self.hello.nonce:
             raise Rejected(f"message of client {number} is of another aggregation")
-        if number in self._came:
+        if number in self.came:
             raise Rejected(f"client {number} has sent this before")
         if isinstance(message, Shares) and set(message.sealed) != set(self._near[number]):
             raise Rejected(f"shares of client {number} are not for its neighbours")
@@ -228,7 +224,7 @@ class SumServer:
             message = MaskedVector(message.nonce, b"")
         if isinstance(message, UnmaskingShares):
             self._count(number, message)
-        self._came[number] = message
+        self.came[number] = message
 
     def _count(self, number: int, message: UnmaskingShares) -> None:
         """Take note of whose secrets lack fewer shares now."""
@@ -251,7 +247,7 @@ class SumServer:
         """
         self._leave("share")
         self._enough("shared")
-        shared = self._came
+        shared = self.came
         self._shared = frozenset(shared)
         self._commitments = {i: message.commitment for i, message in shared.items()}
         self._sum = np.zeros(self.terms.length, np.uint64)
@@ -270,7 +266,7 @@ class SumServer:
         """
         self._leave("mask")
         self._enough("sent a vector")
-        survivors = self._survivors = frozenset(self._came)
+        survivors = self._survivors = frozenset(self.came)
         self._dropouts = self._shared - survivors
         self._ask("confirm" if "confirm" in self.terms.stages else "unmask", survivors)
         # A dropout without a surviving neighbour left no mask in the sum.
@@ -285,7 +281,7 @@ class SumServer:
         ``semi_malicious`` alone. Whoever has not confirmed has dropped out; its vector stays in.
         """
         self._leave("confirm")
-        came = self._came
+        came = self.came
         self._ask("unmask", frozenset(came))
         relayed = {}
         for i in came:
@@ -301,7 +297,7 @@ class SumServer:
                 what clients committed to.
         """
         self._leave("unmask")
-        answers = self._came
+        answers = self.came
         bits = self.terms.bits
         total = self._sum
         for i in sorted(self._survivors):
@@ -372,7 +368,7 @@ class SumServer:
     def _enough(self, verb: str) -> None:
         """End below the fewest whose sum the terms open."""
         minimum = self.terms.minimum
-        count = len(self._came)
+        count = len(self.came)
         if count < minimum:
             self.end(f"{count} clients {verb}, fewer than the minimum {minimum}")
 
@@ -380,7 +376,7 @@ class SumServer:
         """Begin a stage, in which these clients are to speak."""
         self.stage = stage
         self._asked = frozenset(clients)
-        self._came = {}
+        self.came = {}
 
     def _leave(self, stage: str) -> None:
         """End a stage, if it is the one."""

@@ -631,9 +631,8 @@ class GrpcChannel:
     def _check_address(self, name: str, value: str | None, least: int, why: str) -> None:
         """Refuse what is no "host:port", of this machine where there is no TLS."""
         host = _LOOPBACK if self.insecure else ".+"
-        address, _, port = str(value).rpartition(":")
-        is_port = port.isdecimal() and least <= int(port) <= 65535
-        if not is_port or not re.fullmatch(host, address):
+        address = re.fullmatch(rf"{host}:(?P<port>\d{{1,5}})", str(value))
+        if not address or not least <= int(address["port"]) <= 65535:
             of = ", of 127.0.0.1, [::1] or localhost without TLS" if self.insecure else ""
             remedy = f"give host:port, a port of {least} to 65535{of}, {why}"
             raise _validate.refusal(name, value, remedy)

@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import time
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -113,7 +112,7 @@ def plan_command(
     from dpjax.sites import project
 
     roster = Roster.of_certificates(certificates)
-    made = project.write(_values(study), roster, _values(schema), out)
+    made = project.write(project.values_of(study), roster, project.values_of(schema), out)
     print(f"plan: {out} and {out.with_suffix('.npz')}, digest {made.digest}")
     print(f"roster: {roster.digest}; every operator compares it by another way than the network")
     print(made.plan.guarantee.replace(sites=True).statement())
@@ -332,9 +331,3 @@ def _log_to_stderr(form: str) -> None:
     _LOG.handlers = [handler]
     _LOG.setLevel(logging.INFO)
     _LOG.propagate = False
-
-
-def _values(path: Path) -> dict[str, Any]:
-    """Plain values of a TOML file."""
-    with _files.reading(path, "mend the line that is named, and save it as UTF-8"):
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))

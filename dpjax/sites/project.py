@@ -14,6 +14,7 @@ import io
 import json
 import re
 import textwrap
+import tomllib
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -53,6 +54,7 @@ from dpjax.plans.settings import (
 from dpjax.protocols import Arrays
 from dpjax.sites.data import Schema
 from dpjax.sites.identity import Roster
+from dpjax.sites.site import group_of
 from dpjax.topology import graphs, nodes
 from dpjax.topology.mixing import Mixing, metropolis_hastings
 
@@ -252,7 +254,7 @@ class Project:
         for number, name in enumerate(self.names):
             senders = self.plan.senders[number]
             # Of pair keys each link has a secret of its two ends.
-            sharing = senders if guarantee.secrets == "links" else _group(self.plan, number)
+            sharing = senders if guarantee.secrets == "links" else group_of(self.plan, number)
             neighbours = ", ".join(self.names[sender] for sender in senders)
             others = ", ".join(self.names[other] for other in sharing if other != number)
             rows.append(f"| {number} | {name} | {neighbours} | {others or 'nobody'} |")
@@ -279,6 +281,19 @@ class Project:
             together=textwrap.fill(_TOGETHER[str(guarantee.secrets)], _WIDTH),
             group=_GROUP if guarantee.secrets in ("group", "shared") else "",
         )
+
+
+def values_of(path: _files.PathLike) -> dict[str, Any]:
+    """Return plain values of a TOML file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ValueError: For a file that is none.
+    """
+    with _files.reading(path, "mend the line that is named, and save it as UTF-8"):
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
 
 
 def budget_fault(plan: Plan) -> str:
@@ -414,8 +429,7 @@ def _target(settings: Section, roster: Roster) -> Target:
         name = section.get("name")
         # Of other designs the rules below say why sites draw none.
         if name not in [*_DRAWN, "None"]:
-            options = sorted(design for design in _DRAWN if _DRAWN[design])
-            _validate.one_of("[[noise]] name", name, options)
+            _validate.one_of("[[noise]] name", name, sorted(filter(_DRAWN.get, _DRAWN)))
     parts = config_parts(settings, names)
     designs = parts.pop("noise")
     terms = compatibility.noise(designs[0] if designs else None)
@@ -483,14 +497,6 @@ def _plan(target: Target, noise: Calibrated) -> Plan:
 def _stated(plan: Plan) -> Guarantee:
     """The guarantee of sites, who each draw hardened noise, whatever a config of one process is."""
     return plan.guarantee.replace(release=True, sites=True)
-
-
-def _group(plan: Plan, number: int) -> list[int]:
-    """The sites that share the secret of a site's noise with it, itself among them."""
-    if plan.guarantee.secrets not in ("shared", "group"):
-        return [number]
-    groups = calibration.groups(plan.factor)
-    return np.flatnonzero(groups == groups[number]).tolist()
 
 
 def _made_noise(target: Target) -> Calibrated:

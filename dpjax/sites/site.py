@@ -129,7 +129,7 @@ class Site:
                 "the key that the project pins"
             )
         number = names.index(self.name)
-        self._group = tuple(names[member] for member in _group_of(plan, number))
+        self._group = tuple(names[member] for member in group_of(plan, number))
         if (secret is None) == (len(self._group) > 1):
             if secret is not None:
                 raise ValueError("secret is given, and this noise has no group's; leave it out")
@@ -491,8 +491,16 @@ class Site:
             ) from None
 
 
-def _group_of(plan: Plan, site: int) -> tuple[int, ...]:
-    """The sites that draw their noise from one secret with a site, itself among them."""
+def group_of(plan: Plan, site: int) -> tuple[int, ...]:
+    """The sites that draw their noise from one secret with a site, itself among them.
+
+    Args:
+        plan: Any.
+        site: The site's number.
+
+    Raises:
+        ValueError: For noise that sites do not draw.
+    """
     noise: object = plan.noise
     if not isinstance(noise, ByFactor):
         raise ValueError(

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import logging
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import ChannelLimits
 from dpjax.sites.conversation import Agreement, neighbours_of
 from dpjax.sites.identity import Identity, Renewal, Roster
-from dpjax.sites.project import Project, budget_fault
+from dpjax.sites.project import Project, budget_fault, values_of
 from dpjax.sites.site import Site, Waits
 from dpjax.sites.store import shared_secret
 
@@ -55,8 +54,7 @@ def settings_of(path: _files.PathLike) -> dict[str, Any]:
     Raises:
         ValueError: For a file that is no TOML, or has a key that nothing reads.
     """
-    with _files.reading(path, "mend the line that is named, and save it as UTF-8"):
-        settings = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    settings = values_of(path)
     # Where it is follows from where the file is.
     check_keys(f"{path}: ", settings, _KEYS - {"home"})
     settings["home"] = os.fspath(Path(path).absolute().parent)

@@ -163,7 +163,7 @@ class Collector:
             if event is not None:
                 self._take(server, event)
         names = self._channel.statistics()
-        self.missing = [name for name in names if self._numbers.get(name) not in server.heard]
+        self.missing = [name for name in names if self._numbers.get(name) not in server.came]
 
     def _take(self, server: SumServer, event: Event) -> None:
         """Take an event: a few messages that do not belong are passed over, what is none ends."""
@@ -400,18 +400,16 @@ def over_channel(
         # To shake hands takes none of the time to enrol.
         deadline = monotonic() + limits.total
         sessions = sum(stages > 0 for stages in stays)
-        while _sessions(listener) < sessions and monotonic() < deadline:
+        while (
+            sum(part.sessions for part in listener.statistics().values()) < sessions
+            and monotonic() < deadline
+        ):
             sleep(0.01)
         total = collector.aggregate()
     traffic = listener.statistics().values()
     received = sum(part.received for part in traffic)
     sent = sum(part.sent for part in traffic)
     return local.Carried(local.by_row(total, clients), received, sent)
-
-
-def _sessions(channel: Channel) -> int:
-    """How many sessions have been opened."""
-    return sum(part.sessions for part in channel.statistics().values())
 
 
 @functools.cache

@@ -236,7 +236,7 @@ def confirmed():
     requests = ctx.server.request()
     before = copy.deepcopy(ctx)
     ctx.step("confirm", "confirm", requests)
-    text = dict(ctx.server._came)
+    text = dict(ctx.server.came)
     return before, requests, text, ctx, ctx.server.relay()
 
 
