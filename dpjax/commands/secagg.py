@@ -133,13 +133,12 @@ def _serve(party: _Party, channel: GrpcChannel, rounds: int, write: _Write) -> i
             try:
                 total = collector.aggregate()
             except Abort as abort:
-                missing = ""
-                if collector.missing:
-                    missing = (
-                        f"; missing: {', '.join(collector.missing)}, and --dropout "
-                        f"{terms.dropout:g} lets {terms.clients - terms.minimum} be"
-                    )
-                print(f"round {number}: no sum: {abort.reason}{missing}", flush=True)
+                missing = ", ".join(collector.missing) or "nobody"
+                print(
+                    f"round {number}: no sum: {abort.reason}; missing: {missing}, and --dropout "
+                    f"{terms.dropout:g} lets {terms.clients - terms.minimum} be",
+                    flush=True,
+                )
                 continue
             # Written after every round: a later one may never end.
             totals.append(total.values)
