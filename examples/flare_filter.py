@@ -24,10 +24,12 @@ the relation, which changes far more. To choose the noise for an epsilon, zeroed
 noise_multiplier = math.sqrt(rounds) / dpjax.accounting.gdp.mu(epsilon, delta), slightly more.
 
 - Training must send differences (TransferType.DIFF) in NumPy arrays of floats
-  (ExchangeFormat.NUMPY, the default). Whole weights, metrics alone and texts of errors are blocked.
+  (ExchangeFormat.NUMPY, the default). Whole weights, metrics alone and texts of errors are blocked,
+  and so are the results of other tasks. Name each task that trains: for filters, tasks=["*"] is no
+  wildcard in FLARE (2.9), and would apply to none.
 - Metrics and the number of steps are data, too: the first are dropped, the second becomes 1, so
-  that the server takes the plain mean. What training streams or logs, and other tasks ("validate")
-  send, is NOT covered: leave them out, or use public data.
+  that the server takes the plain mean. What training streams (SummaryWriter) or logs goes past all
+  filters and is NOT covered: leave it out.
 - FOLDER/SITE has one file a round and is shared by all jobs. It survives restarts; keep it out of
   backups that could be restored. When all rounds are counted, the filter blocks.
 - The filter's code and numbers decide. A site that does not want to rely on the job's puts them
@@ -45,12 +47,14 @@ from pathlib import Path
 
 from nvflare.apis.dxo import DataKind, MetaKey, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.shareable import make_reply
 from nvflare.app_common.app_constant import AppConstants
 
 from dpjax.contrib.updates import SiteUpdates
 
+PASSED = "_noisy_updates_passed"
 HEADERS = (AppConstants.START_ROUND, AppConstants.CURRENT_ROUND, AppConstants.NUM_ROUNDS)
 PLAN = {"rounds": 20, "clip_norm": 1.0, "noise_multiplier": 2.4, "delta": 1e-5}
 
@@ -86,6 +90,19 @@ class NoisyUpdates(DXOFilter):
             rounds, clip_norm, noise_multiplier, delta, record_bound=record_bound, entries=entries
         )
 
+    def handle_event(self, event_type, fl_ctx):
+        """Empty a result that did not come through `process`, such as one of another task."""
+        if event_type == EventType.BEFORE_TASK_RESULT_FILTER:
+            fl_ctx.set_prop(PASSED, False, private=True, sticky=False)
+        if event_type == EventType.AFTER_TASK_RESULT_FILTER and not fl_ctx.get_prop(PASSED):
+            result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+            code = result.get_return_code()
+            result.clear()
+            blocked = ReturnCode.TASK_RESULT_FILTER_ERROR if code == ReturnCode.OK else code
+            result.set_return_code(blocked)
+            self.log_error(fl_ctx, "a result did not pass the noise and is not sent; is its task "
+                                   "among the tasks of this filter?")  # fmt: skip
+
     def process(self, shareable, fl_ctx):
         """Let the noisy update pass, and nothing else; an error here stops the result."""
         code = shareable.get_return_code()
@@ -108,6 +125,7 @@ class NoisyUpdates(DXOFilter):
             value = shareable.get_header(name)
             if value is not None:
                 reply.set_header(name, value)
+        fl_ctx.set_prop(PASSED, True, private=True, sticky=False)
         return reply
 
     def process_dxo(self, dxo, shareable, fl_ctx):

@@ -1,6 +1,6 @@
 """A client mod for Flower that makes a site's updates private, and says how private.
 
-    pip install flwr 'dpjax[secure]'
+    pip install 'flwr>=1.22' 'dpjax[secure]'
     python examples/flower_mod.py            # what the mod below guarantees, before it runs
     python examples/flower_mod.py FOLDER     # what a site has spent so far
 
@@ -43,12 +43,11 @@ noise_multiplier = math.sqrt(rounds) / dpjax.accounting.gdp.mu(epsilon, delta), 
 """
 
 import argparse
-from logging import INFO
+import logging
 from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common.logger import log
 
 from dpjax.contrib.updates import SiteUpdates
 
@@ -94,7 +93,7 @@ class NoisyUpdates:
             return Message(Error(code=reply.error.code), reply_to=msg)
         name, new = arrays_of(reply)
         noisy = self.updates.noisy(difference(new, old), folder)
-        log(INFO, self.updates.statement(self.updates.spent(folder)))
+        logging.getLogger("flwr").info(self.updates.statement(self.updates.spent(folder)))
         sent = {key: Array((old[key] + noisy[key]).astype(old[key].dtype)) for key in old}
         content = RecordDict({name: ArrayRecord(sent)})
         for label, record in reply.content.metric_records.items():

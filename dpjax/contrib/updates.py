@@ -68,7 +68,7 @@ class SiteUpdates:
         entries: The most numbers of an update. Its noise of finite precision is paid for.
 
     Raises:
-        ValueError: For numbers out of range; for more entries and rounds than delta has room for.
+        ValueError: For numbers out of range, and for noise that would protect nothing.
 
     Example:
         >>> import tempfile
@@ -91,19 +91,18 @@ class SiteUpdates:
     entries: int = 10**8
 
     def __post_init__(self) -> None:
-        """Check the numbers, and what finite precision takes at the end."""
+        """Check the numbers, and that the noise protects something."""
         _validate.fields(self, _validate.integer, "rounds", "entries", maximum=2**40)
         _validate.fields(self, _validate.spread, "clip_norm", "noise_multiplier")
         _validate.fields(self, _validate.probability, "delta")
         if self.record_bound is not None:
             _validate.fields(self, _validate.positive, "record_bound")
-        cost = self._cost("replace_client", self.rounds)
-        if cost.delta > finite.LIMIT * self.delta:
+        if np.isinf(self.epsilon("zero_out_client")):
             raise _validate.refusal(
-                "entries",
-                self.entries,
-                f"noise of finite precision would take more than {finite.LIMIT:g} of delta in "
-                f"{self.rounds} rounds; give the size of the model, or fewer rounds",
+                "noise_multiplier",
+                self.noise_multiplier,
+                f"noise of finite precision protects no {self.entries:,} numbers in {self.rounds} "
+                "rounds then; give more noise, fewer rounds, or entries near the size of the model",
             )
 
     @classmethod
@@ -191,6 +190,9 @@ class SiteUpdates:
     def epsilon(self, relation: Relation, rounds: int | None = None) -> float:
         """Return epsilon at delta after some rounds, rounded up.
 
+        It is infinite where noise of finite precision would take more than a hundredth of delta,
+        as it does at epsilons of 50 and more.
+
         Args:
             relation: "zero_out_client" or "replace_client" for all data of the site;
                 "zero_out_record" or "replace_record", where ``record_bound`` is stated.
@@ -205,6 +207,8 @@ class SiteUpdates:
         if total == 0:
             return 0.0
         cost = self._cost(relation, total)
+        if cost.delta > finite.LIMIT * self.delta:
+            return np.inf
         exact = gdp.epsilon(mu, self.delta - cost.delta)
         return float(np.nextafter(float(exact) + cost.epsilon, np.inf))
 
