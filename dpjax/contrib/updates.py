@@ -168,8 +168,8 @@ class SiteUpdates:
         Args:
             folder: The site's.
         """
-        found = Path(folder).glob(f"{_ROUND}*")
-        return max((int(path.name.removeprefix(_ROUND)) for path in found), default=0)
+        files = Path(folder).glob(f"{_ROUND}*")
+        return max((int(path.name.removeprefix(_ROUND)) for path in files), default=0)
 
     def check_left(self, folder: _files.PathLike) -> None:
         """Refuse where no round is left, before training that could not be sent.

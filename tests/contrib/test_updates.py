@@ -106,11 +106,11 @@ def repeats(value, folder):
 
 
 def test_noise_is_fresh_from_system_in_every_round_and_draw(tmp_path, monkeypatch):
-    asked = []
+    sizes = []
     system = updates.secrets.token_bytes
-    monkeypatch.setattr(updates.secrets, "token_bytes", lambda n: asked.append(n) or system(n))
-    made().noisy({"w": np.zeros(3)}, tmp_path / "asked")
-    assert asked.count(32) == 2  # a secret, and the name of its only run
+    monkeypatch.setattr(updates.secrets, "token_bytes", lambda n: sizes.append(n) or system(n))
+    made().noisy({"w": np.zeros(3)}, tmp_path / "system")
+    assert sizes.count(32) == 2  # a secret, and the name of its only run
     assert not repeats(made(), tmp_path / "fresh")
     # Draws of one round have numbers of their own.
     monkeypatch.setattr(updates, "_DRAW", 500)
@@ -180,12 +180,12 @@ def test_all_layers_are_clipped_as_one_vector(tmp_path, monkeypatch):
 def furthest(clip):
     """How much further apart two updates are after a clip, at most."""
     rng = np.random.default_rng(1)
-    most = 0.0
+    largest = 0.0
     for _ in range(2000):
         x = rng.normal(size=3) * rng.choice([0.2, 1.0, 4.0])
         y = x + rng.normal(size=3) * rng.choice([0.01, 0.5])
-        most = max(most, np.linalg.norm(clip(x, 1.0) - clip(y, 1.0)) / np.linalg.norm(x - y))
-    return most
+        largest = max(largest, np.linalg.norm(clip(x, 1.0) - clip(y, 1.0)) / np.linalg.norm(x - y))
+    return largest
 
 
 def test_clip_moves_no_two_updates_apart():
@@ -214,14 +214,14 @@ def delta_of(mu, epsilon):
 
 def faults(value, stated):
     """Relations and rounds at which a stated epsilon is below or far above the exact one."""
-    found = []
+    places = []
     for relation, shift in (("zero_out_client", 1), ("replace_client", 2)):
         for rounds in (1, 7, 20):
             mu = shift * np.sqrt(rounds) / value.noise_multiplier
             epsilon = stated(value, relation, rounds)
             if delta_of(mu, epsilon) > value.delta or delta_of(mu, 0.999 * epsilon) < value.delta:
-                found.append((relation, rounds))
-    return found
+                places.append((relation, rounds))
+    return places
 
 
 @pytest.mark.parametrize("clip_norm", [0.01, 1.0, 30.0])
@@ -353,7 +353,7 @@ def test_count_after_noise_is_caught(tmp_path):
     assert counted_by_killed(tmp_path, "late") == 0
 
 
-def passed(folder, rounds=5, clients=8, each=2):
+def passed(folder, rounds=5, clients=8, tries=2):
     """How many rounds processes of one folder get, all at the same time."""
     value = made(rounds=rounds)
     start = threading.Barrier(clients)
@@ -361,7 +361,7 @@ def passed(folder, rounds=5, clients=8, each=2):
 
     def client():
         start.wait()
-        for _ in range(each):
+        for _ in range(tries):
             try:
                 value._count(folder)
             except ValueError:
