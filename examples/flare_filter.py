@@ -20,8 +20,9 @@ These numbers, 20 rounds of noise 2.4 times the clip norm at delta 1e-5, have
     epsilon 22.2   if they are replaced by any others
 
 A plan that calls this "epsilon 10" counts a bit too much (a Renyi bound says 9.84) and leaves out
-the relation, which changes far more. To choose the noise for an epsilon, zeroed out:
-noise_multiplier = math.sqrt(rounds) / dpjax.accounting.gdp.mu(epsilon, delta), slightly more.
+the relation, which changes far more. To choose the noise for an epsilon, take slightly more than
+noise_multiplier = math.sqrt(rounds) / dpjax.accounting.gdp.mu(epsilon, delta) for data that are
+zeroed out, and twice that for data that are replaced.
 
 - Training must send differences (TransferType.DIFF) in NumPy arrays of floats
   (ExchangeFormat.NUMPY, the default). Whole weights, metrics alone and texts of errors are blocked,
@@ -32,12 +33,14 @@ noise_multiplier = math.sqrt(rounds) / dpjax.accounting.gdp.mu(epsilon, delta), 
   filters and is NOT covered: leave it out.
 - FOLDER/SITE has one file a round and is shared by all jobs. It survives restarts; keep it out of
   backups that could be restored. When all rounds are counted, the filter blocks.
-- The filter's code and numbers decide. A site that does not want to rely on the job's puts them
-  into its own privacy policy (local/privacy.json), whose filters every job passes.
-- The unit is the site. FLARE does not clip records, so for records (patients) you must state in
-  record_bound how far one can move an update. For one step from the server's model with records
-  clipped to c, that is step_size * c / batch_size, and the batch size must be public. After several
-  local steps no such bound follows: later gradients depend on the record as well.
+- A job may come without this filter, or with other numbers. A site that does not want to rely on
+  jobs puts the filter into every scope of its own policy (task_result_filters in
+  local/privacy.json), with flare_filter.py on its PYTHONPATH.
+- The unit is the site: all its records together. FLARE clips no records, so for one record (a
+  patient) you must state in record_bound how far it can move an update. One step of SGD from the
+  server's model, with each record's gradient clipped to c, no batch norm and a fixed public batch
+  size, has record_bound = step_size * c / batch_size. After several local steps no such bound
+  follows, since later gradients depend on the record, too.
 - The noise is local: the server sees every noisy update. Noise in shares of a secure sum needs
   less, but then protects the sum alone: docs/howto/server.md.
 """

@@ -16,28 +16,30 @@ system's entropy, and sends the server's model plus that. In your client_app.py:
     @app.train(mods=[noise])
     def train(msg, context): ...
 
-Put it first in the list: a mod before it would see the update without noise. These numbers, 20
-rounds of noise 2.4 times the clip norm at delta 1e-5, have
+Put it first in the list, so that it is the last to change a reply. These numbers, 20 rounds of
+noise 2.4 times the clip norm at delta 1e-5, have
 
     epsilon 9.17   if all data of a site are zeroed out
     epsilon 22.2   if they are replaced by any others
 
 A plan that calls this "epsilon 10" counts a bit too much (a Renyi bound says 9.84) and leaves out
-the relation, which changes far more. To choose the noise for an epsilon, zeroed out:
-noise_multiplier = math.sqrt(rounds) / dpjax.accounting.gdp.mu(epsilon, delta), slightly more.
+the relation, which changes far more. To choose the noise for an epsilon, take slightly more than
+noise_multiplier = math.sqrt(rounds) / dpjax.accounting.gdp.mu(epsilon, delta) for data that are
+zeroed out, and twice that for data that are replaced.
 
 - Metrics and "num-examples" are data, too: the first are dropped, the second becomes 1, so that the
   server takes the plain mean. What other functions send (evaluate, query) is NOT covered: set
   fraction_evaluate=0, or evaluate on public data. On them this mod refuses to work.
 - FOLDER/SITE has one file a round and is shared by all runs. It survives restarts; keep it out of
-  backups that could be restored. SITE is the partition-id of the node's configuration, so never
-  change it. When all rounds are counted, the mod refuses before it trains.
+  backups that could be restored. SITE is the partition-id of the node's configuration (or 0), so
+  never change it. When all rounds are counted, the mod refuses before it trains.
 - The numbers stand in the client's code. Read the app that the server hands out before your node
   runs it, and take none of them from run_config or from a message.
-- The unit is the site. Flower does not clip records, so for records (patients) you must state in
-  record_bound how far one can move an update. For one step from the server's model with records
-  clipped to c, that is step_size * c / batch_size, and the batch size must be public. After several
-  local steps no such bound follows: later gradients depend on the record as well.
+- The unit is the site: all its records together. Flower clips no records, so for one record (a
+  patient) you must state in record_bound how far it can move an update. One step of SGD from the
+  server's model, with each record's gradient clipped to c, no batch norm and a fixed public batch
+  size, has record_bound = step_size * c / batch_size. After several local steps no such bound
+  follows, since later gradients depend on the record, too.
 - The noise is local: the server sees every noisy update. Noise in shares of a secure sum
   (secaggplus_mod) needs less, but then protects the sum alone: docs/howto/server.md.
 """

@@ -239,7 +239,7 @@ class SiteUpdates:
         lines.append(unit)
         lines.append(
             "This holds against the server and all others outside the site. The noise is local:\n"
-            "the server sees each noisy update, and a secure sum would not lower the number."
+            "the server may see each noisy update, and the number counts on no secure sum."
         )
         return "\n".join(lines)
 

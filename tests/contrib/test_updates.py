@@ -254,7 +254,7 @@ def test_a_plan_of_epsilon_10_by_relation():
     text = made().statement()
     assert "epsilon 9.17 if all data of this site are zeroed out\n" in text
     assert "epsilon 22.2 if all data of this site are replaced by any others\n" in text
-    assert "After 20 of at most 20 rounds, at delta 1e-05" in text and "server sees each" in text
+    assert "After 20 of at most 20 rounds, at delta 1e-05" in text and "server may see each" in text
     assert "no smaller loss is stated of one record" in text
     assert "After 3 of at most 20" in made().statement(3) and "epsilon 3.02" in made().statement(3)
 
