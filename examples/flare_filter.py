@@ -35,7 +35,7 @@ zeroed out, and twice that for data that are replaced.
   backups that could be restored. When all rounds are counted, the filter blocks.
 - A job may come without this filter, or with other numbers. A site that does not want to rely on
   jobs puts the filter into every scope of its own policy (task_result_filters in
-  local/privacy.json), with flare_filter.py on its PYTHONPATH.
+  local/privacy.json), with this file on its PYTHONPATH by a name that no job uses.
 - The unit is the site: all its records together. FLARE clips no records, so for one record (a
   patient) you must state in record_bound how far it can move an update. One step of SGD from the
   server's model, with each record's gradient clipped to c, no batch norm and a fixed public batch
