@@ -802,6 +802,8 @@ def _add_to_leaves(
         if grid is not None:
             # A power of two: nothing but the nearest multiple is rounded.
             noisy = jnp.round(noisy * (1 / grid)) * grid
+            # A zero's sign would tell on which side of it the sum was. A compiler drops + 0.
+            noisy = jnp.where(noisy == 0, 0, noisy)
         leaves[position] = noisy.astype(leaf.dtype)
 
 

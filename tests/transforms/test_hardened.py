@@ -185,6 +185,16 @@ def test_no_vmap_of_scan_adds_float32_noise():
     np.testing.assert_array_equal(together[0], apart)
 
 
+def test_a_zero_of_the_grid_has_no_sign():
+    link = noise.correlated(np.eye(2, dtype=np.float32), key=KEY, rounds=5, grid=4.0)
+    payload = np.zeros((2, 100), np.float32)
+    sent, _ = jax.jit(link.update)(payload, link.init(payload))
+    values = np.asarray(sent)
+    # Nearly all of them are zero, half of them from below.
+    assert np.count_nonzero(values == 0) > 150
+    assert not np.signbit(values[values == 0]).any()
+
+
 def test_grids_are_powers_of_two():
     for invalid in (0.0, -0.5, 0.3, np.inf, np.nan):
         with pytest.raises(ValueError, match="give a power of two"):
