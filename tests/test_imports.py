@@ -56,6 +56,8 @@ WIDER = {
     "dpjax.results.plots": {"plans"},
     # A caption is the guarantee's own.
     "dpjax.results.captions": {"accounting"},
+    # A command's body has its arguments as all commands have them.
+    "dpjax.sites.sum_command": {"commands"},
     # A round's sums may cross the sites' channel, which builds on them.
     "dpjax.secagg.transport": {"sites"},
 }
