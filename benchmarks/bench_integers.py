@@ -2,7 +2,7 @@
 
 - ``draws`` rows: discrete Gaussian variables a second. ``threefry``: one compiled call for all
   clients (`dpjax.encoding.simulated`); ``chacha20``: a client's NumPy call
-  (`dpjax.contrib.integers`); ``opendp``: its own call, where it is installed; ``normals``: float32
+  (`dpjax.encoding.integers`); ``opendp``: its own call, where it is installed; ``normals``: float32
   normals of the same shape, for comparison.
 - ``encode`` rows: vectors a second, rotated and rounded, by both.
 - ``sensitivity`` rows: the norm after rounding over the one before, by how many grid units a vector
@@ -26,8 +26,7 @@ import numpy as np
 
 from _timing import Bench, installed, turns
 from dpjax.accounting import discrete as accounting
-from dpjax.contrib import integers
-from dpjax.encoding import simulated
+from dpjax.encoding import integers, simulated
 from dpjax.encoding.lattice import SumCode
 from dpjax.encoding.stream import Stream
 from dpjax.transforms import variates

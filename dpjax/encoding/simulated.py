@@ -1,6 +1,6 @@
 """Vectors of many simulated clients as the whole numbers of a secure sum, with their noise, in jit.
 
-What `dpjax.contrib.integers` does for one client, to the bit, if the words are the same:
+What `dpjax.encoding.integers` does for one client, to the bit, if the words are the same:
 coordinates are multiplied once, then added and subtracted in a fixed order. Words are threefry's.
 
 Discrete Gaussian variables are exact, for whole numbers decide:
@@ -129,7 +129,7 @@ def noisy_rows(
 ) -> tuple[_Integers, _Sent]:
     """Return every client's whole numbers and noise, as they are.
 
-    Guarantee: as `dpjax.contrib.integers.noisy`, for whoever does not know the key; a row whose
+    Guarantee: as `dpjax.encoding.integers.noisy`, for whoever does not know the key; a row whose
     vector is not sent is its noise.
 
     Args:

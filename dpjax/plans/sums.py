@@ -190,7 +190,7 @@ class Discrete(_InShares):
     rounded after the noise, and all arithmetic from rounding on is of whole numbers. For one
     gradient an agent, clipped to C, a round: batches of one record, or clipped agents. A round
     whose sum may have been opened counts, finished or not. A simulation's: one process has all
-    keys (clients on their own draw with `dpjax.contrib.integers`). Sums wrap around modulo 2^b
+    keys (clients on their own draw with `dpjax.encoding.integers`). Sums wrap around modulo 2^b
     with a probability below 2^-40 a round, over signs and noise, which costs accuracy alone.
 
     Attributes:

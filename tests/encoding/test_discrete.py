@@ -16,8 +16,7 @@ pytest.importorskip("cryptography")
 
 from dpjax import _numerics  # noqa: E402
 from dpjax._numerics import double_precision  # noqa: E402
-from dpjax.contrib import integers  # noqa: E402
-from dpjax.encoding import simulated  # noqa: E402
+from dpjax.encoding import integers, simulated  # noqa: E402
 from dpjax.encoding.lattice import proposal, variance_above  # noqa: E402
 from tests.encoding import lattice  # noqa: E402
 
@@ -279,7 +278,7 @@ def test_variances_are_rounded_up_by_little(value) -> None:
 
 def test_clients_load_no_jax() -> None:
     code = (
-        "import sys; from dpjax.contrib import integers\n"
+        "import sys; from dpjax.encoding import integers\n"
         "integers.discrete_gaussians(integers.Stream(bytes(32)), 5, 4)\n"
         "assert 'jax' not in sys.modules and 'scipy' not in sys.modules"
     )

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from dpjax import _numerics  # noqa: E402
-from dpjax.contrib import integers  # noqa: E402
-from dpjax.encoding import lattice, simulated  # noqa: E402
+from dpjax.encoding import integers, lattice, simulated  # noqa: E402
 from dpjax.encoding.lattice import SumCode  # noqa: E402
 from tests.encoding.lattice import Script  # noqa: E402
 

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
 pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
-from dpjax.contrib import integers  # noqa: E402
+from dpjax.encoding import integers  # noqa: E402
 from dpjax.secagg import local  # noqa: E402
 from dpjax.secagg.terms import Terms  # noqa: E402
 

@@ -61,7 +61,7 @@ def discrete_gaussians(stream: Stream, count: int, variance: int | Fraction) -> 
         ValueError: For another variance or count.
 
     Example:
-        >>> from dpjax.contrib import integers
+        >>> from dpjax.encoding import integers
         >>> integers.discrete_gaussians(integers.Stream(bytes(32)), 6, 4).shape
         (6,)
     """
@@ -177,7 +177,7 @@ def encode(code: SumCode, values: _Vector, signs: _Signs, stream: Stream) -> _In
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.contrib import integers
+        >>> from dpjax.encoding import integers
         >>> code = integers.SumCode(size=4, bound=1.0, grid=0.25, clients=3)
         >>> x, signs = np.array([0.5, 0.0, -0.25, 0.5]), code.signs(b"round 1")
         >>> rounded = integers.encode(code, x, signs, integers.Stream(bytes(32)))
@@ -230,7 +230,7 @@ def noisy(code: SumCode, values: _Vector, signs: _Signs, stream: Stream) -> _Int
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.contrib import integers
+        >>> from dpjax.encoding import integers
         >>> code = integers.SumCode(size=2, bound=1.0, grid=2**-10, clients=2, variance=4)
         >>> integers.noisy(code, [0.25, -0.5], np.ones(2), integers.Stream(bytes(32))).shape
         (2,)
@@ -257,7 +257,7 @@ def decode(code: SumCode, total: _Integers | UInt32[np.ndarray, " K"], signs: _S
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.contrib import integers
+        >>> from dpjax.encoding import integers
         >>> code, signs = integers.SumCode(size=2, bound=1.0, grid=2**-10, clients=2), np.ones(2)
         >>> rounded = integers.encode(code, [0.25, -0.5], signs, integers.Stream(bytes(32)))
         >>> bool(abs(integers.decode(code, rounded, signs) - [0.25, -0.5]).max() < 0.01)
