@@ -302,6 +302,7 @@ class AgentLoss:
         size: [n] the loss, an upper bound that includes rounding.
         epsilon: [n] by the accountant asked for, at the budget's delta.
         exact_epsilon: [n] of the same mechanism: the exact one, or the smallest known to hold.
+        failure: What a "zcdp" loss takes of delta, see `dpjax.accounting.losses.Concentrated`.
 
     Example:
         >>> import numpy as np
@@ -314,6 +315,7 @@ class AgentLoss:
     size: Numbers
     epsilon: Numbers
     exact_epsilon: Numbers
+    failure: float = 0.0
 
     @classmethod
     def of_mu(cls, mu: Vector, delta: float, **rule: Any) -> "AgentLoss":

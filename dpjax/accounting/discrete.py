@@ -153,6 +153,7 @@ def concentrated_loss(
     rounds: int,
     participations: int,
     relation: RecordRelation,
+    failure: float = 0.0,
 ) -> losses.Concentrated:
     """Return the loss of all rounds.
 
@@ -170,6 +171,7 @@ def concentrated_loss(
         rounds: Rounds T.
         participations: In how many rounds what is protected takes part.
         relation: "zero_out" or "replace".
+        failure: Probability a round, at most, that roundings move the sum further.
 
     Returns:
         The loss, whole from the first round on unless a unit is in all rounds.
@@ -192,7 +194,8 @@ def concentrated_loss(
     _validate.one_of("relation", relation, ("zero_out", "replace"))
     moved = _validate.positive("sensitivity", sensitivity) * (2 if relation == "replace" else 1)
     round_cost = round_epsilon(moved, variance, cohort.honest, size)
-    return losses.Concentrated(times * round_cost**2 / 2 * MARGIN, total, times == total)
+    rho = times * round_cost**2 / 2 * MARGIN
+    return losses.Concentrated(rho, total, times == total, failure=times * failure * MARGIN)
 
 
 def largest_rho(epsilon: float, delta: float) -> float:
@@ -224,12 +227,13 @@ def smallest_grid(
     variance: int | Fraction,
     participations: int,
     relation: RecordRelation,
-    beta: float = exp(-0.5),
+    beta: float = lattice.REDRAWN,
+    records: int = 1,
 ) -> float:
     """Return the grid at which noise of so many squared grid units is what a budget takes.
 
     A coarser grid loses less privacy and more accuracy. ``rho`` is spent by `concentrated_loss` of
-    ``SumCode(size, bound, grid, ..., variance)``, to 12 digits.
+    ``SumCode(size, bound, grid, ..., variance, beta, records)``, to 12 digits.
 
     Args:
         bound: C, before rounding.
@@ -241,6 +245,7 @@ def smallest_grid(
         participations: Of what is protected.
         relation: "zero_out" or "replace".
         beta: Of the code.
+        records: Of the code.
 
     Raises:
         ValueError: For numbers out of range, or a budget that no grid meets at this variance.
@@ -259,13 +264,13 @@ def smallest_grid(
 
     def spent(norm: float) -> float:
         loss = concentrated_loss(
-            sqrt(max(1, lattice.limit(norm, size, beta))),
+            lattice.moved(norm, size, beta, relation, records),
             variance,
             cohort,
             size,
             rounds=participations,
             participations=participations,
-            relation=relation,
+            relation="zero_out",
         )
         return loss.rho
 

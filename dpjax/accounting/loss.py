@@ -28,6 +28,7 @@ class Loss(abc.ABC):
 
     Attributes:
         rounds: Rounds T.
+        failure: What it takes of every delta, see `dpjax.accounting.losses.Concentrated`.
         accounting: How epsilon follows, as a statement says it; "" where the accountant says it.
         caveat: What a statement adds to that.
 
@@ -42,6 +43,7 @@ class Loss(abc.ABC):
     """
 
     rounds: int
+    failure: float = 0.0
     accounting = ""
     caveat = ""
 

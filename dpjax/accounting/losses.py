@@ -2,7 +2,7 @@
 
     Gaussian        mu-GDP; epsilon is exact
     Pld             Gaussian noise on Poisson-sampled batches; numerical, from above
-    Concentrated    rho-zCDP
+    Concentrated    rho-zCDP, but for a probability that is part of delta
     Pure            epsilon-DP at every delta
 
 Each kind composes with its own. A Gaussian also goes into `Pld` and `Concentrated`, a pure loss
@@ -49,8 +49,10 @@ class _Summed(Loss):
 
     def __post_init__(self) -> None:
         """Refuse what is no loss, and participations that are none."""
-        if self.size is None or not self.size >= 0:
-            raise ValueError(f"{self.parameter} is {self.size}; give a number >= 0")
+        for name in (self.parameter, "failure"):
+            value = getattr(self, name)
+            if value is None or not value >= 0:
+                raise ValueError(f"{name} is {value}; give a number >= 0")
         _validate.integer("rounds", self.rounds, minimum=0)
         _validate.flag(self.flag, getattr(self, self.flag))
         pair: Any = self.participation
@@ -214,7 +216,9 @@ class Concentrated(_Summed):
     """rho-zCDP: every Renyi divergence of order alpha is at most rho alpha.
 
     Guarantee: `epsilon` is never below what the definition implies at its best order, up to the
-    search over orders, which any of them makes safe.
+    search over orders, which any of them makes safe. With a ``failure`` p it is of measures that
+    lack at most p of the outputs' probability: P(S) <= M(S) + p and M(S) <= e^epsilon M'(S) +
+    delta', M' being at most P', so that what is stated at delta is epsilon at delta - p.
 
     Attributes:
         rho: Of all rounds together.
@@ -223,6 +227,7 @@ class Concentrated(_Summed):
             whole loss is spent from the first round on.
         participation: (epochs, separation) of what is protected; None where it may take part in
             all rounds.
+        failure: p, of all rounds together: whole from the first on.
 
     Reference:
         Bun and Steinke (2016); Canonne, Kamath and Steinke (2020), Proposition 12, for epsilon.
@@ -237,17 +242,27 @@ class Concentrated(_Summed):
     parameter = "rho"
     symbol = "rho"
     accounting = "accounted by concentrated DP (zCDP)"
+    no_total = (
+        "failure is above 0 of a phase, and a total keeps no part of delta for roundings; state "
+        "the runs apart"
+    )
     rho: float
     rounds: int = 1
     even: bool = False
     participation: Pattern | None = None
+    failure: float = 0.0
+
+    def size_text(self) -> str:
+        """rho, and what of delta is no part of it."""
+        rounding = f", and {up(self.failure)} of delta for rounding" if self.failure else ""
+        return super().size_text() + rounding
 
     def epsilon(self, delta: float) -> float:
         """The epsilon at delta of the best order found, rounded up."""
-        delta = checked_delta(delta)
-        if self.rho == 0:
+        delta = checked_delta(delta) - self.failure
+        if self.rho == 0 <= delta:
             return 0.0
-        if delta == 0 or isinf(self.rho):
+        if delta <= 0 or isinf(self.rho):
             return inf
 
         def bound(log_excess: float) -> float:
@@ -265,14 +280,17 @@ class Concentrated(_Summed):
         return max(0.0, min(bounds))
 
     def dp_event(self, events: ModuleType, delta: float) -> Any:
-        """An event of the same rho."""
-        del delta
+        """An event of the same rho; refused where that is not all."""
+        if self.failure:
+            return super().dp_event(events, delta)
         return events.ZCDpEvent(self.rho)
 
     def plus(self, later: "Concentrated") -> "Concentrated":
-        """The sum of both rhos."""
+        """The sums of both rhos, and of what either lacks."""
         rho = (self.rho + later.rho) * MARGIN
-        return Concentrated(rho, self.rounds + later.rounds, participation=_both(self, later))
+        failure = (self.failure + later.failure) * MARGIN
+        rounds = self.rounds + later.rounds
+        return Concentrated(rho, rounds, participation=_both(self, later), failure=failure)
 
 
 @dataclass(frozen=True)

@@ -397,7 +397,8 @@ def group_epsilon(record: Record, records: int) -> float:
     """Epsilon, at the guarantee's delta, of several records that change together.
 
     Guarantee: for any k records, at one agent or at several, against the guarantee's attacker.
-    Gaussian noise: k mu in the place of mu. Concentrated: k^2 rho. Pure: k epsilon. For sampled
+    Gaussian noise: k mu in the place of mu. Concentrated: k^2 rho, and k times what it takes of
+    delta: of k steps with the same roundings each may fail. Pure: k epsilon. For sampled
     batches, where no such rule is known, k steps from one data set to the other: if one record
     costs e at delta d, k of them cost k e at d (1 + e^e + .. + e^((k - 1) e)). What finite
     precision adds grows as `dpjax.accounting.finite.of_group` says.
@@ -436,7 +437,10 @@ def _of_group(loss: Loss, records: int, delta: float) -> float:
         summed: Any = loss
         # rho is quadratic in how far data move, mu and epsilon are linear.
         power = 2 if loss.kind == "zcdp" else 1
-        return type(summed)(records**power * summed.size * MARGIN).epsilon(delta)
+        # What each step takes of delta is gone; a delta below 0 is no number to ask at.
+        rest = delta - records * loss.failure * MARGIN
+        size = records**power * summed.size * MARGIN
+        return type(summed)(size).epsilon(rest) if rest >= 0 else inf
     # Sampling never makes a loss larger.
     best = losses.Gaussian(records * loss.unamplified * MARGIN).epsilon(delta)
 

@@ -621,8 +621,9 @@ def _rich(value: Any) -> Any:
 
 def _counted(loss: Loss, kind: Any) -> Any:
     """A phase's loss in the terms of a total, for which a filter is known."""
-    if isinstance(loss, AmplifiedLoss):
-        raise ValueError(loss.no_total)
+    summed: Any = loss
+    if isinstance(loss, AmplifiedLoss) or loss.failure:
+        raise ValueError(summed.no_total)
     if kind == "zcdp":
         return loss.concentrated()
     if loss.kind != kind:

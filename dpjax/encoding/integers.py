@@ -38,15 +38,13 @@ _Vector = Float[np.ndarray, " k"]
 _Signs = Float[np.ndarray, " K"]
 
 _WORD = 2**32
-_LONGEST = 2**20
-"""Proposals of v = 2^20 are turned down: once in e^(2^20)."""
 
 
 def discrete_gaussians(stream: Stream, count: int, variance: int | Fraction) -> _Integers:
     """Draw independent discrete Gaussian variables.
 
-    Guarantee: exact, if the stream's words are uniform, but for proposals beyond 63.9 deviations
-    and e^(2^20), which are never drawn: less than 2^-2900 of all.
+    Guarantee: exact, if the stream's words are uniform, but for proposals beyond 63.9 deviations,
+    which are never drawn: less than 2^-2900 of all.
 
     Args:
         stream: Where words come from.
@@ -67,13 +65,12 @@ def discrete_gaussians(stream: Stream, count: int, variance: int | Fraction) -> 
     """
     count = _validate.integer("count", count, minimum=0)
     law = lattice.proposal(variance)
-    parts = [np.zeros(0, np.int64)]
-    missing = count
-    while missing > 0:
+    drawn = np.zeros(0, np.int64)
+    while drawn.size < count:
         # About every second proposal is kept; what is left over is not used.
-        parts.append(_accepted(stream, 32 + 9 * missing // 4, law))
-        missing -= parts[-1].size
-    return np.concatenate(parts)[:count]
+        proposals = 32 + 9 * (count - drawn.size) // 4
+        drawn = np.concatenate([drawn, _accepted(stream, proposals, law)])
+    return drawn[:count]
 
 
 def _accepted(stream: Stream, count: int, law: lattice.Proposal) -> _Integers:
@@ -100,7 +97,6 @@ def _geometric(stream: Stream, count: int) -> _Words:
     while going.size:
         going = going[_odd(stream, np.ones(going.size, np.uint64), 1)]
         runs[going] += 1
-        going = going[runs[going] < _LONGEST]
     return runs
 
 
@@ -109,12 +105,9 @@ def _decaying(stream: Stream, exponents: _Words, divisor: int) -> _Events:
     units, rests = np.divmod(exponents, divisor)
     happened = _odd(stream, rests, divisor)
     # One event of probability 1/e for every unit of the exponent.
-    going = np.flatnonzero(happened & (units > 0))
-    while going.size:
-        passes = _odd(stream, np.ones(going.size, np.uint64), 1)
-        happened[going[~passes]] = False
+    while (going := np.flatnonzero(happened & (units > 0))).size:
+        happened[going] = _odd(stream, np.ones(going.size, np.uint64), 1)
         units[going] -= 1
-        going = going[passes & (units[going] > 0)]
     return happened
 
 
@@ -161,11 +154,13 @@ def _rational(stream: Stream, tops: _Words, divisor: int) -> _Events:
 def encode(code: SumCode, values: _Vector, signs: _Signs, stream: Stream) -> _Integers:
     """Return a vector's whole numbers, without noise.
 
-    Guarantee: the sum of their squares is at most ``code.limit``.
+    Guarantee: the sum of their squares is at most ``code.limit``. Of several records the rounding
+    reads ``code.padded`` words, whatever the values are, and one record moves it as
+    `dpjax.encoding.lattice` says.
 
     Args:
         code: What all agree on.
-        values: [k] reals of a norm of at most ``code.bound``.
+        values: [k] reals of a norm of at most ``code.bound``, or that times ``code.records``.
         signs: [K] from ``code.signs``.
         stream: Where words for the rounding come from.
 
@@ -188,8 +183,9 @@ def encode(code: SumCode, values: _Vector, signs: _Signs, stream: Stream) -> _In
     if vector.size != code.size:
         raise ValueError(f"values are {vector.size}; give {code.size}, the code's size")
     length = float(np.linalg.norm(vector))
-    too_long = f"values have a norm of {length:.9g}, beyond bound {code.bound}; clip them first"
-    if length > code.bound * (1 + 1e-5):
+    bound = code.records * code.bound
+    too_long = f"values have a norm of {length:.9g}, beyond bound {bound}; clip them first"
+    if length > bound * (1 + 1e-5):
         raise ValueError(too_long)
     coordinates = rotation(code, vector.astype(np.float32), signs)
     lower = np.floor(coordinates)
@@ -198,8 +194,9 @@ def encode(code: SumCode, values: _Vector, signs: _Signs, stream: Stream) -> _In
     for _ in range(lattice.TRIES):
         words = stream.words(code.padded) >> 8
         rounded = lower.astype(np.int64) + (words.astype(np.float32) < shares)
-        # Whole numbers alone are tested: what floating point did before does not matter.
-        if int(rounded @ rounded) <= code.limit:
+        # Whole numbers alone are tested: what floating point did before does not matter. A draw of
+        # several records stays, whatever it is: another would depend on them.
+        if code.records > 1 or int(rounded @ rounded) <= code.limit:
             return rounded
     rounded = np.trunc(coordinates).astype(np.int64)
     if int(rounded @ rounded) > code.limit:
@@ -207,26 +204,35 @@ def encode(code: SumCode, values: _Vector, signs: _Signs, stream: Stream) -> _In
     return rounded
 
 
-def noisy(code: SumCode, values: _Vector, signs: _Signs, stream: Stream) -> _Integers:
+def noisy(
+    code: SumCode,
+    values: _Vector,
+    signs: _Signs,
+    stream: Stream,
+    rounding: Stream | None = None,
+) -> _Integers:
     """Return a vector's whole numbers and its client's noise: what goes into a secure sum.
 
     The sum of ``Terms(code.clients, code.padded, bits=32, bound=code.largest, ...)`` takes them.
 
-    Guarantee: zero-out of one client moves the sum by at most ``code.sensitivity``; the noise in
-    it is the discrete Gaussian of ``code.variance`` squared grid units, of every client that is in
-    the sum. `dpjax.accounting.discrete` states the loss.
+    Guarantee: zero-out of one client, or record, moves the sum by at most ``code.sensitivity``, of
+    several records but for a share ``code.beta`` of roundings; the noise in it is the discrete
+    Gaussian of ``code.variance`` squared grid units, of every client that is in the sum.
+    `dpjax.accounting.discrete` states the loss.
 
     Args:
         code: What all agree on.
         values: [k] reals.
         signs: [K] from ``code.signs``.
         stream: Where words for rounding and noise come from: of a secret seed, for this round.
+        rounding: Where words for rounding come from, ``Stream(seed, purpose=1)`` say, which several
+            records need; None is ``stream``.
 
     Returns:
         [K] whole numbers, of at most ``code.largest``.
 
     Raises:
-        ValueError: As `encode`.
+        ValueError: As `encode`, and for several records without a stream for rounding.
 
     Example:
         >>> import numpy as np
@@ -235,7 +241,9 @@ def noisy(code: SumCode, values: _Vector, signs: _Signs, stream: Stream) -> _Int
         >>> integers.noisy(code, [0.25, -0.5], np.ones(2), integers.Stream(bytes(32))).shape
         (2,)
     """
-    integers = encode(code, values, signs, stream)
+    if rounding is None and code.records > 1:
+        raise ValueError("rounding is None; give several records Stream(seed, purpose=1)")
+    integers = encode(code, values, signs, rounding or stream)
     if not code.variance:
         return integers
     return integers + discrete_gaussians(stream, code.padded, code.variance)

@@ -21,6 +21,27 @@ A vector x of k reals, |x| <= C, becomes K whole numbers:
 Whole numbers alone are tested against the limit, so that grid sqrt(limit) bounds what is sent,
 whatever floating point has done before.
 
+Sums of B clipped records are far longer than a record moves them, and are rounded once, whatever
+comes out. Let y and y' be those of two data sets, d = y - y' and |d| <= n = C / grid, or twice that
+where a record is replaced. With the same random numbers u in [0, 1)
+
+    z_i = ceil(y_i - u_i)    so that w_i = z_i - z'_i is floor(d_i) or floor(d_i) + 1, of mean d_i,
+
+independent over i. So E |w|^2 = sum d_i^2 + f_i (1 - f_i) <= n^2 + K/4, w_i^2 has at most two
+values, within 2 |d_i| + 1 of each other, and by Hoeffding's inequality
+
+    |w|^2 <= `limit`(n, K, beta)    for all u but a share beta; for all u where beta is 0.
+
+u knows nothing of the data: the bad u's share is at most beta whatever they and earlier rounds are.
+On the others a round's Renyi divergence of order a is at most rho a. Over k rounds the measures of
+what is sent while all u were good have divergence k rho a, and lack at most k beta of probability:
+P(S) <= e^epsilon P'(S) + delta(k rho, epsilon) + k beta (`dpjax.accounting.losses.Concentrated`).
+
+`moved` counts what float32 does, too, with u = 2^-24. Either rotated vector is off by at most
+(1 + u)^(2 + log2 K) - 1 of its norm B C / grid: a cast, a product, and log2 K sums, each of which
+rounds every entry by a share u. Of 24 bits, u_i rounds y_i up to a multiple of u, by less than
+3 u / 2 with what the fraction's own rounding does. The factor's rounding stretches d by 1 + u.
+
 Reference:
     Canonne, Kamath and Steinke (2020), The discrete Gaussian for differential privacy, algorithms
     1 to 3. Kairouz, Liu and Steinke (2021), The distributed discrete Gaussian mechanism for
@@ -48,6 +69,8 @@ LONGEST = 2**22
 """The largest norm of whole numbers: their float32 has a fraction beside them."""
 TRIES = 128
 """Roundings drawn before all are towards zero: at the default, once in 2^92 vectors or less."""
+REDRAWN = math.exp(-0.5)
+"""The default share of roundings that are drawn anew."""
 
 
 class Proposal(NamedTuple):
@@ -125,9 +148,8 @@ def variance_above(value: float | Fraction) -> Fraction:
         >>> variance_above(4.0)
         Fraction(4, 1)
     """
-    number = _validate.number("variance", value)
-    if not 0 < number <= MOST:
-        raise _validate.refusal("variance", value, "give one above 0, to 2^20")
+    remedy = "give one above 0, to 2^20"
+    number = _validate.number("variance", value, remedy=remedy, holds=lambda v: 0 < v <= MOST)
     # A float would round a fraction, perhaps down.
     exact = Fraction(value if isinstance(value, _Variance) else number)
     exact = max(exact, LEAST)
@@ -156,6 +178,28 @@ def limit(norm: float, size: int, beta: float) -> int:
     deviation = math.sqrt(-2 * math.log(beta))
     spread = deviation * (norm + root / 2)
     return math.floor(min(always, norm**2 + size / 4 + spread))
+
+
+def moved(norm: float, size: int, beta: float, relation: str, records: int = 1) -> float:
+    """Return how far a unit moves the sum of whole numbers, in grid units.
+
+    Guarantee: of one vector that is left out, or replaced by another, whatever these are; of one of
+    several clipped records for all roundings but a share beta at most, by the module's proof.
+
+    Args:
+        norm: C / grid, of what is clipped.
+        size: K.
+        beta: Of the code.
+        relation: "zero_out" or "replace".
+        records: B, whose sum is rounded as one.
+    """
+    copies = 2 if relation == "replace" else 1
+    if records == 1:
+        return copies * math.sqrt(max(1, limit(norm, size, beta)))
+    # Either neighbour is rounded 2 + log2 K times by 2^-24; two more are for higher orders.
+    steps = size.bit_length() + 3
+    error = 2.0**-23 * (copies * norm + steps * records * norm + math.sqrt(size))
+    return math.sqrt(limit(copies * norm + error, size, beta)) * (1 + 1e-15)
 
 
 def wrap_bits(
@@ -191,17 +235,22 @@ class SumCode:
     """Vectors of reals as whole numbers modulo 2^b, whose sum is opened.
 
     Guarantee: what one client sends, before its noise, has a norm of at most `sensitivity`, by an
-    integer test; a vector that fails it is not sent. Sums of up to ``clients`` vectors and their
+    integer test; a vector that fails it is not sent. Of several ``records`` a vector is rounded
+    once, whatever comes out, and one of them moves it by at most that, but for a share `beta` of
+    all roundings. Sums of up to ``clients`` vectors and their
     noise wrap around with a probability below 2^-40, over public signs that were drawn after the
     vectors: a wrap costs accuracy, never privacy.
 
     Attributes:
         size: k, coordinates of a vector.
-        bound: C, the largest norm of one.
+        bound: C, the largest norm of one, or of each of its records.
         grid: The unit of whole numbers.
         clients: Most vectors of a sum.
         variance: Of each client's noise, in squared grid units; 0 without noise.
-        beta: Share of roundings that are drawn anew at most; 0 takes the first whatever it is.
+        beta: Share of roundings that are drawn anew at most; 0 takes the first whatever it is. Of
+            several records, share of roundings that one of them may move further: a loss adds it
+            to delta, once a round.
+        records: B, clipped records whose sum a vector is, at most.
 
     Raises:
         ValueError: For what has no whole numbers, or takes more than 32 bits.
@@ -218,11 +267,12 @@ class SumCode:
     grid: float
     clients: int
     variance: _Variance = 0
-    beta: float = math.exp(-0.5)
+    beta: float = REDRAWN
+    records: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what has no whole numbers."""
-        _validate.fields(self, _validate.integer, "size", "clients", maximum=2**24)
+        _validate.fields(self, _validate.integer, "size", "clients", "records", maximum=2**24)
         _validate.positive("bound", self.bound)
         _validate.positive("grid", self.grid)
         if self.variance != 0:
@@ -231,8 +281,9 @@ class SumCode:
         _validate.number("beta", self.beta, remedy=remedy, holds=lambda x: 0 <= x <= 0.75)
         if not self.norm + math.sqrt(self.padded) < LONGEST:
             raise ValueError(
-                f"bound is {self.norm:.6g} grid units, and at most {LONGEST} less sqrt(K) have "
-                "float32 fractions; take a coarser grid"
+                f"bound is {self.norm:.6g} grid units of {self.records} records, and at most "
+                f"{LONGEST} less sqrt(K) have float32 fractions; take a coarser grid, or fewer "
+                "records"
             )
         if self.bits > 32:
             raise ValueError(
@@ -248,18 +299,30 @@ class SumCode:
     @property
     def norm(self) -> float:
         """The largest norm before rounding, in grid units."""
-        return self.bound / self.grid
+        return self.records * self.bound / self.grid
 
     @property
     def limit(self) -> int:
         """The largest |z|^2 of what is sent."""
-        return limit(self.norm, self.padded, self.beta)
+        if self.records == 1:
+            return limit(self.norm, self.padded, self.beta)
+        # Nothing is drawn anew; a norm may be rounded, as `dpjax.encoding.integers` allows.
+        return limit(self.norm * (1 + 1e-5), self.padded, 0)
 
     @property
     def sensitivity(self) -> float:
-        """The largest norm after rounding, in the unit of the vectors: zero-out, one client."""
+        """What one vector, or record, left out moves after rounding, in the vectors' unit."""
         # No float64 rounding may state less than the true norm.
-        return self.grid * math.sqrt(self.limit) * (1 + 1e-15)
+        return self.grid * self.moved("zero_out") * (1 + 1e-15)
+
+    def moved(self, relation: str) -> float:
+        """Grid units by which a vector, or one of its records, moves a sum at most.
+
+        Args:
+            relation: "zero_out" or "replace".
+        """
+        norm = self.bound / self.grid
+        return moved(norm, self.padded, self.beta, relation, self.records)
 
     @property
     def bits(self) -> int:

@@ -164,7 +164,9 @@ def encode_rows(
     """Return the whole numbers of every client's vector, without noise.
 
     Guarantee: the sum of squares of a row is at most ``code.limit``, whatever the values are: a
-    row that is longer, or not finite, is all zero, and said to be.
+    row that is longer, or not finite, is all zero, and said to be. Of several records a row that is
+    not finite is, which no clipped record makes; all others are rounded once, and a change of the
+    values moves them as `dpjax.encoding.lattice` says.
 
     Args:
         code: What all agree on, static.
@@ -483,7 +485,10 @@ def _product(first: _Words, second: _Words | int) -> _Pair:
 
 
 def _short(code: SumCode, integers: _Integers) -> _Sent:
-    """Whether the squares of a row add up to at most the limit."""
+    """Whether the squares of a row add up to at most the limit; of several records not asked."""
+    # Their rounding stays: one that is chosen by what it makes of the data is no longer blind.
+    if code.records > 1:
+        return jnp.ones(len(integers), bool)
     with double_precision():
         squares = jnp.square(integers.astype(jnp.int64))
         # Their sum may be beyond 64 bits; that of their upper parts is not, and bounds it.

@@ -67,11 +67,12 @@ _Fields: TypeAlias = dict[str, Any]
 _TRIES = 40
 """Scales that are tried for a factor in float32; where noise nearly cancels, some ten are."""
 _REMEDY = "make the plan from one config with plan.make"
-_AMOUNTS = ("mu", "rho", "bound", "rates", "ratios")
+_AMOUNTS = ("mu", "rho", "failure", "bound", "rates", "ratios")
 """Fields of losses that may be stated larger than they are; all others must agree.
 
-At every delta a loss rises with each of them: mu, rho and epsilon by definition, an amplified one
-with the rate of a record and with its sensitivity over the noise. So a larger one promises less.
+At every delta a loss rises with each of them: mu, rho, what roundings take of delta and epsilon by
+definition, an amplified one with the rate of a record and with its sensitivity over the noise. So a
+larger one promises less.
 """
 
 
@@ -784,7 +785,7 @@ def _spent(target: Target, noise: Calibrated) -> tuple[Loss, budget_.AgentLoss |
     regular = dealt is not None or target.pattern.epochs == rounds
     white = even and regular
     if spent.kind == "zcdp":
-        return losses.Concentrated(size, rounds, white, dealt), spent
+        return losses.Concentrated(size, rounds, white, dealt, spent.failure), spent
     # Why the first t rounds may spend more than t / T of the squared loss.
     reason: Literal["correlated", "schedule", "sampler"] | None = None
     # A released schedule is a strategy, whose rounds are independent.

@@ -21,6 +21,7 @@ from dpjax.accounting.rounding import MARGIN
 from dpjax.algorithms.exchange import Server
 from dpjax.encoding import lattice
 from dpjax.encoding.lattice import SumCode
+from dpjax.plans import compatibility
 from dpjax.plans.calibration import Calibrated, DrawnNoise, PerAgent, Target
 from dpjax.plans.compatibility import SIMULATED, NoiseTerms
 from dpjax.plans.links import ScaledNoise
@@ -35,6 +36,8 @@ _LEAST = 4
 taken for, and at 1 that costs more than the noise is worth."""
 _LONGER = 1.01
 """What rounding may make of a vector's length, where the variance is left to the budget."""
+_SHARE = 1e-3
+"""Share of delta for roundings that move sums of several records further than the loss says."""
 
 
 _WHY = (
@@ -177,18 +180,25 @@ class Discrete(_InShares):
     The signs are drawn anew in every round, from the round's public key: the vectors do not depend
     on them.
 
+    One clipped gradient an agent (of a client, an agent, or batches of one record) is drawn anew
+    until it is short. The sum of B clipped records is rounded once, by numbers that know nothing
+    of it, so that one record moves it little, but for a share of roundings that delta pays for.
+
     Guarantee: against an "aggregator", who receives the sum of every round and no single message,
     and knows the noise of at most ``colluders`` agents; of n agents at most ``dropouts`` are
-    missing from a sum that is opened (the method's aggregate aborts earlier). A unit is moved out
-    of k sums ("zero_out") by sqrt(limit) grid units each, limit being of the squares of what is
-    sent after rounding, tested in whole numbers, or replaced in them, by twice that. The noise
-    of the n - dropouts - colluders others, of variance v each, then gives rho-zCDP,
+    missing from a sum that is opened (the method's aggregate aborts earlier). A unit moves k sums,
+    each by `dpjax.encoding.lattice.moved` grid units: left out ("zero_out") by sqrt(limit), limit
+    being of the squares of what is sent after rounding, tested in whole numbers, or replaced, by
+    twice that; one of several records by the formula of limit at C or 2 C, float32 included, but
+    for a share beta of roundings. The noise of the n - dropouts - colluders others, of variance v
+    each, then gives rho-zCDP,
 
         rho = k e^2 / 2,   e = move / sqrt((n - dropouts - colluders) v) + tau sqrt(K),
 
-    whatever gradients depend on; no mu is stated, which is of real noise. Exact: nothing is
-    rounded after the noise, and all arithmetic from rounding on is of whole numbers. For one
-    gradient an agent, clipped to C, a round: batches of one record, or clipped agents. A round
+    and k beta of delta, a thousandth, goes to roundings; whatever gradients depend on. No mu is
+    stated, which is of real noise. Exact: nothing is
+    rounded after the noise, and all arithmetic from rounding on is of whole numbers. What float32
+    takes of sums of records before is in their clip norm (`Guarantee.sum_rounding`). A round
     whose sum may have been opened counts, finished or not. A simulation's: one process has all
     keys (clients on their own draw with `dpjax.encoding.integers`). Sums wrap around modulo 2^b
     with a probability below 2^-40 a round, over signs and noise, which costs accuracy alone.
@@ -199,7 +209,8 @@ class Discrete(_InShares):
         colluders: Agents that may show the aggregator what they know, at most.
         variance: v, of an agent's noise in squared grid units, at least 4: the grid then follows
             from the budget. More of it makes a finer grid and longer numbers. None takes the least
-            power of two at which rounding lengthens no vector by more than 1 %.
+            power of two at which rounding lengthens no move by more than 1 %; of several records
+            the one of least noise, where none is so fine.
 
     Reference:
         Kairouz, Liu and Steinke (2021), The distributed discrete Gaussian mechanism for federated
@@ -242,11 +253,12 @@ class Discrete(_InShares):
 
         Raises:
             ValueError: For an aggregate that shows single messages or
-                opens sums of too few, batches of several records, or a budget that no grid keeps.
+                opens sums of too few, secret batches, or a budget that no grid keeps.
         """
         self.check(target)
         if self.variance is not None:
             return self._on_grid(target, self.variance)
+        finest = None
         variance = _LEAST
         while variance <= lattice.MOST:
             try:
@@ -255,10 +267,15 @@ class Discrete(_InShares):
                 # Rounding alone takes the budget, or the grid is too fine.
                 pass
             else:
-                if noise.code.sensitivity <= _LONGER * noise.code.bound:
+                moved = noise.code.grid * noise.code.moved(_relation(target))
+                if moved <= _LONGER * target.protect.sensitivity:
                     return noise
+                finest = noise
             # More noise in grid units is a finer grid, whose rounding costs less.
             variance *= 2
+        # Of one record, shorter payloads are the remedy; of several, the tail is what is long.
+        if finest is not None and target.divisor > 1:
+            return finest
         raise ValueError(
             f"budget is {target.budget}, for which no grid rounds {self.size} entries finely "
             "enough; give variance, fewer entries, more agents, or a larger budget"
@@ -275,30 +292,41 @@ class Discrete(_InShares):
         """
         self.check_sums(target)
         self.cohort(target.agents)
-        # A sum of several clipped gradients is longer than the code's bound.
-        if target.divisor != 1:
+        sampler = target.config.sampler
+        # How long a sum is, and how much float32 may round it, follows from its records' number.
+        if target.divisor != 1 and not compatibility.packaged(type(sampler)):
             raise ValueError(
-                f"sampler has batches of {target.divisor:g} records with noise {self.label!r}, "
-                "which rounds one clipped gradient an agent: give batches of one record, or "
-                "protect whole clients or agents, whose records are clipped as one"
+                f"sampler is {sampler} with noise {self.label!r}, which must know how many records "
+                "a batch has at most: give samplers.Random, Cyclic or Full, batches of one record, "
+                "or protect whole clients or agents, whose records are clipped as one"
             )
 
     def _on_grid(self, target: Target, variance: int) -> "CalibratedCode":
         """The noise of a variance, on the finest grid that keeps the budget."""
         budget = target.budget
+        records = int(target.divisor)
         clip_norm = target.protect.clip_norm
+        times = target.pattern.epochs
+        rest = budget.delta
+        beta = lattice.REDRAWN
+        if target.divisor > 1:
+            # The roundings of every round in which a unit is may fail.
+            rest *= 1 - _SHARE
+            beta = _SHARE * budget.delta / times
         # A Hadamard matrix has a power of two of rows.
         grid = discrete.smallest_grid(
             clip_norm,
-            discrete.largest_rho(budget.largest, budget.delta),
+            discrete.largest_rho(budget.largest, rest),
             self.cohort(target.agents),
             1 << (self.size - 1).bit_length(),
             variance=variance,
-            participations=target.pattern.epochs,
+            participations=times,
             relation=_relation(target),
+            beta=beta,
+            records=records,
         )
         while True:
-            code = SumCode(self.size, clip_norm, grid, target.agents, variance)
+            code = SumCode(self.size, clip_norm, grid, target.agents, variance, beta, records)
             noise = CalibratedCode(self, code)
             if float(noise.loss(target).epsilon[0]) <= budget.largest:
                 return noise
@@ -353,28 +381,39 @@ class CalibratedCode(Calibrated):
         code = self.code
         # A variance that the budget chose is what the code has.
         variance = self.part.variance or max(code.variance, _LEAST)
-        expected = self.part.size, target.agents, target.protect.clip_norm, variance
-        if (code.size, code.clients, code.bound, code.variance) != expected:
+        expected = dataclasses.replace(
+            code,
+            size=self.part.size,
+            bound=target.protect.clip_norm,
+            clients=target.agents,
+            variance=variance,
+            records=int(target.divisor),
+        )
+        if code != expected:
             raise ValueError(
-                f"code is {code} for noise {self.part}, {target.agents} agents and clip norm "
-                f"{target.protect.clip_norm:g}; make the plan from one config with plan.make"
+                f"code is {code} for noise {self.part}, and the config's is {expected}; make the "
+                "plan from one config with plan.make"
             )
 
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to the target's attacker."""
+        code = self.code
         spent = discrete.concentrated_loss(
-            math.sqrt(self.code.limit),
-            self.code.variance,
+            code.moved(_relation(target)),
+            code.variance,
             self.part.cohort(target.agents),
-            self.code.padded,
+            code.padded,
             rounds=target.rounds,
             participations=target.pattern.epochs,
-            relation=_relation(target),
+            # How far replacing moves is in it.
+            relation="zero_out",
+            # One vector an agent is drawn anew.
+            failure=code.beta if code.records > 1 else 0.0,
         )
         # The same for all agents, who have equal shares.
         ones = np.ones(target.agents)
         epsilon = spent.epsilon(target.budget.delta) * ones
-        return budget_.AgentLoss("zcdp", spent.rho * ones, epsilon, epsilon)
+        return budget_.AgentLoss("zcdp", spent.rho * ones, epsilon, epsilon, spent.failure)
 
     def privatizer(self, target: Target) -> DrawnNoise:
         """How it is drawn."""

@@ -570,7 +570,9 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> GradientTransf
     whoever sums may do so modulo 2^b from the beginning.
 
     Guarantee: a message's numbers without noise have a norm of at most sqrt(code.limit), whatever
-    the payload was, by an integer test; a row that is longer or not finite counts as zero. In each
+    the payload was, by an integer test; a row that is longer or not finite counts as zero. Of
+    several records, nothing but a row that is not finite counts as zero: their clip excludes it,
+    and what is sent of all others is rounded once by numbers that know nothing of it. In each
     of the first ``rounds`` updates the noise is exact, fresh for every agent and number, and
     depends on key and round alone. Later updates are refused; inside compiled code they are zero,
     and carry nothing. Signs come from the public key alone, and the rounding's bits and the noise

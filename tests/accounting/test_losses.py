@@ -197,6 +197,19 @@ def test_concentrated_at_ends():
     assert Concentrated(0.0).epsilon(DELTA) == 0
     assert Concentrated(1.0).epsilon(0.0) == math.inf
     assert Concentrated(math.inf).epsilon(DELTA) == math.inf
+    # What roundings take of delta: whole from the first round on, and of two runs both.
+    partial = Concentrated(1.0, 4, True, failure=DELTA / 4)
+    assert partial.epsilon(DELTA) == Concentrated(1.0).epsilon(0.75 * DELTA)
+    assert partial.epsilon(DELTA / 4) == math.inf and partial.after(0).epsilon(DELTA) == 0
+    assert partial.after(0).epsilon(0.0) == math.inf
+    assert partial.after(1) == Concentrated(partial.after(1).rho, 1, True, failure=DELTA / 4)
+    pair = partial.then(Concentrated(1.0, 2, failure=DELTA / 8))
+    assert DELTA * 3 / 8 <= pair.failure <= DELTA * 3 / 8 * (1 + 1e-14)
+    assert f", and {DELTA / 4:g} of delta for rounding" in partial.size_text()
+    with pytest.raises(ValueError, match="failure is -1"):
+        Concentrated(1.0, failure=-1.0)
+    with pytest.raises(ValueError, match="dp_accounting has no event"):
+        partial.dp_event(None, DELTA)
     with pytest.raises(ValueError, match="rho is -1"):
         Concentrated(-1.0)
 

@@ -303,6 +303,11 @@ def test_several_records_under_other_losses():
     # The Gaussian of that rho is exact: zCDP states no less.
     exact = gdp.epsilon(5 * np.sqrt(0.02), DELTA)
     assert exact <= parties.group_epsilon(rho, 5) <= 1.3 * exact
+    # Each of five steps with the same roundings may fail.
+    partial = with_loss(losses.Concentrated(0.01, 10, failure=DELTA / 8))
+    rest = losses.Concentrated(0.25, 10).epsilon(DELTA * 3 / 8)
+    assert parties.group_epsilon(partial, 5) == pytest.approx(rest, rel=1e-12)
+    assert parties.group_epsilon(partial, 9) == np.inf
 
 
 @pytest.mark.parametrize(("rate", "ratio"), [(0.1, 0.5), (0.3, 0.2), (0.02, 1.0)])

@@ -264,6 +264,10 @@ def test_each_kind_of_loss_adds_up_under_total_of_its_own():
     for kind in ("zcdp", "pure"):
         with pytest.raises(ValueError, match="which no filter of a total by 'gdp' adds up"):
             stated(kinds[kind], DELTA).within(Budget(3.0, DELTA))
+    # And none keeps a part of delta for roundings.
+    partial = stated(losses.Concentrated(0.05, failure=1e-3 * DELTA), DELTA)
+    with pytest.raises(ValueError, match="keeps no part of delta for roundings; state the runs"):
+        partial.within(Budget(3.0, DELTA, "zcdp"))
 
 
 def stated(loss, delta):
