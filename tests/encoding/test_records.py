@@ -40,11 +40,11 @@ def distances(place, other):
             middle = (low + high) / 2
             rounded.append((high - low, math.ceil(y - middle) - math.ceil(z - middle)))
         options.append(rounded)
-    found: dict[tuple[int, ...], float] = {}
+    shares: dict[tuple[int, ...], float] = {}
     for parts in itertools.product(*options):
         moves = tuple(abs(move) for _, move in parts)
-        found[moves] = found.get(moves, 0.0) + math.prod(share for share, _ in parts)
-    return found
+        shares[moves] = shares.get(moves, 0.0) + math.prod(share for share, _ in parts)
+    return shares
 
 
 def pairs(norm):
@@ -127,9 +127,9 @@ def test_no_delta_is_above_stated_one(twin) -> None:
                 epsilon = loss.epsilon(delta)
                 if epsilon == math.inf:
                     continue
-                known = joint_delta(place, other, variance, epsilon)
-                assert unknown_delta(place, other, variance, epsilon) <= known + 1e-15
-                understated += known > delta
+                spent = joint_delta(place, other, variance, epsilon)
+                assert unknown_delta(place, other, variance, epsilon) <= spent + 1e-15
+                understated += spent > delta
     assert (understated > 0) == bool(twin)
 
 
