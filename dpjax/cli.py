@@ -31,7 +31,7 @@ _COMMANDS = {
     "plot": "Draw a figure from stored records.",
     "data": "The data sets and their cache: list, fetch, path, check.",
     "secagg": "Secure sums between machines: serve, join.",
-    "site": "A real site: request, renew, authority, secret, plan, document, run, status.",
+    "site": "A real site: request, renew, authority, secret, plan, document, run, relay, status.",
 }
 """Commands, and their lines in the help of all."""
 _OVERVIEW = """\
@@ -62,6 +62,7 @@ _FUNCTIONS = {
     "site plan": "sites.command.plan_command",
     "site document": "sites.command.document_command",
     "site run": "sites.command.run_command",
+    "site relay": "sites.command.relay_command",
     "site status": "sites.command.status_command",
 }
 """Functions of commands and of their actions, by their modules."""

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dpjax import _validate
 from dpjax.sites.channel import (
+    Absent,
     ChannelLimits,
     Check,
     Event,
@@ -35,9 +36,11 @@ from dpjax.sites.channel import (
     Hello,
     Kind,
     Traffic,
+    Unreached,
     fingerprint,
 )
 from dpjax.sites.identity import Identity, Refused, Roster, check_certificate
+from dpjax.sites.relay import Forwarder
 
 if TYPE_CHECKING:
     import grpc
@@ -88,14 +91,6 @@ _REMEDIES = {
 
 class _Over(Refused):
     """A session ends, and nobody refuses it."""
-
-
-class _Unreached(Refused):
-    """The dialled end cannot be reached, for a reason that stays."""
-
-
-class _Absent(_Unreached):
-    """Nothing listens where the dialled end should be, or not yet."""
 
 
 @dataclass
@@ -191,6 +186,8 @@ class GrpcChannel:
         reload: Returns the identity as it is on disk now, for every connection; a certificate is
             renewed without a restart. None keeps ``identity``.
         insecure_loopback: No TLS, for trials on one machine.
+        forwarder: Where this site listens and dials by relays; ``peers`` and ``listen`` are then
+            the forwarder's.
 
     Attributes:
         insecure: Whether there is no TLS; then connections of other machines are refused.
@@ -234,6 +231,7 @@ class GrpcChannel:
     reload: Callable[[], Identity] | None = None
     _: KW_ONLY
     insecure_loopback: bool = False
+    forwarder: Forwarder | None = None
 
     def __post_init__(self) -> None:
         """Check names and addresses before anything is sent."""
@@ -259,6 +257,9 @@ class GrpcChannel:
                 # gRPC would trust the system's authorities in place of none.
                 "identity has no certificates; give them, nothing is sent without": (
                     not (self.insecure or has_certificates)
+                ),
+                "insecure_loopback is given beside relays, which take certificates; leave it out": (
+                    self.insecure and self.forwarder
                 ),
             }
         )
@@ -296,6 +297,8 @@ class GrpcChannel:
         """
         self._greeting = greeting
         self._check = check
+        if self.forwarder is not None:
+            self.forwarder.begin()
         if self._callers:
             self._serve()
         self._start(self._watch)
@@ -389,6 +392,8 @@ class GrpcChannel:
         if self._server is not None:
             self._server.stop(None).wait(_LINGER)
             self._pool.shutdown(wait=False)
+        if self.forwarder is not None:
+            self.forwarder.close()
 
     def _start(self, run: Callable[..., None], *arguments: object) -> None:
         """Run something in a thread of this channel, which ends when the channel is closed."""
@@ -509,9 +514,9 @@ class GrpcChannel:
             has_room = len(peer.reported) < _REASONS and peer.unread < _EVENTS
             if has_room and line not in peer.reported:
                 peer.reported.add(line)
-                verb = "" if isinstance(reason, _Unreached) else "refused: "
+                verb = "" if isinstance(reason, Unreached) else "refused: "
                 _LOG.warning("%s: %s%s", peer.name or "a site", verb, line)
-                kind: Kind = "absent" if isinstance(reason, _Absent) else "refused"
+                kind: Kind = "absent" if isinstance(reason, Absent) else "refused"
                 self._tell(peer, kind, reason=line)
 
     # The end that listens.
@@ -611,6 +616,12 @@ class GrpcChannel:
         """Dial a peer and hold the session, if there is one."""
         import grpc
 
+        if self.forwarder is not None:
+            try:
+                self.forwarder.reach(name)
+            except Unreached as reason:
+                self._report(self._peers[name], reason)
+                raise
         identity = self._current()
         certificate = b""
         credentials = grpc.local_channel_credentials()
@@ -632,7 +643,8 @@ class GrpcChannel:
         """Refuse what is no "host:port", of this machine where there is no TLS."""
         host = _LOOPBACK if self.insecure else ".+"
         address = re.fullmatch(rf"{host}:(?P<port>\d{{1,5}})", str(value))
-        if not address or not least <= int(address["port"]) <= 65535:
+        is_port = address is not None and least <= int(address["port"]) <= 65535
+        if self.forwarder is None and not is_port:
             of = ", of 127.0.0.1, [::1] or localhost without TLS" if self.insecure else ""
             remedy = f"give host:port, a port of {least} to 65535{of}, {why}"
             raise _validate.refusal(name, value, remedy)
@@ -674,6 +686,6 @@ def _next(frames: Iterator[bytes]) -> bytes:
     _, is_connecting, cause = details.rpartition("last error: ")
     for words, remedy in _REMEDIES.items():
         if is_connecting and words in cause:
-            kind = _Absent if words == _NOBODY else _Unreached
+            kind = Absent if words == _NOBODY else Unreached
             raise kind(f"{remedy} ({cause})")
     raise _Over(details)

@@ -36,6 +36,14 @@ Check: TypeAlias = Callable[[str, bytes], str | None]
 """Why a peer of this name is refused, by what it says; None where it is not."""
 
 
+class Unreached(Refused):
+    """The dialled end cannot be reached, for a reason that stays."""
+
+
+class Absent(Unreached):
+    """Nothing listens where the dialled end should be, or not yet."""
+
+
 class Event(NamedTuple):
     """What a channel tells of a peer.
 

@@ -195,6 +195,33 @@ def _run(settings: Path, insecure_loopback: bool) -> int:
         member.close()
 
 
+def relay_command(
+    settings: tyro.conf.Positional[Path] = Path("relay.toml"),
+    log: Literal["text", "json"] = "text",
+) -> int:
+    """Run a relay, to which all sites dial out: one public address, and none of a site.
+
+    It passes on what sites encrypt for each other, and can be stopped and started at any time.
+
+    Example: dpjax site relay relay.toml
+
+    Args:
+        settings: Of the relay.
+        log: Form of the lines on standard error.
+    """
+    from dpjax.sites import relay
+
+    _log_to_stderr(log)
+    try:
+        relay.run(settings)
+    except (ValueError, OSError) as error:
+        if log == "text":
+            raise
+        _LOG.error("%s", error)
+        return 2
+    return 0
+
+
 class _Metrics:
     """Writes a site's own metrics, for its operator alone."""
 
@@ -294,12 +321,13 @@ _Action: TypeAlias = (
     | Annotated[int, _subcommand("plan", constructor=plan_command)]
     | Annotated[int, _subcommand("document", constructor=document_command)]
     | Annotated[int, _subcommand("run", constructor=run_command)]
+    | Annotated[int, _subcommand("relay", constructor=relay_command)]
     | Annotated[int, _subcommand("status", constructor=status_command)]
 )
 
 
 def site_command(action: tyro.conf.OmitSubcommandPrefixes[_Action]) -> int:
-    """A real site: request, renew, authority, secret, plan, document, run, status.
+    """A real site: request, renew, authority, secret, plan, document, run, relay, status.
 
     Every site is a process of its own, with its own records, keys and certificate. The page 'Real
     sites' of the manual leads from a list of edges to a finished run. dpjax site run --help has

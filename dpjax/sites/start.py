@@ -23,6 +23,7 @@ from dpjax.sites.channel import ChannelLimits
 from dpjax.sites.conversation import Agreement, neighbours_of
 from dpjax.sites.identity import Identity, Renewal, Roster
 from dpjax.sites.project import Project, budget_fault, values_of
+from dpjax.sites.relay import Forwarder
 from dpjax.sites.site import Site, Waits
 from dpjax.sites.store import shared_secret
 
@@ -35,7 +36,7 @@ _Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]
 _KEYS = frozenset(
     ("name", "plan", "certificate", "key", "authority", "folder", "listen", "secret", "departed")
     + ("neighbours", "data", "held_out", "waits", "limits", "renewals", "home", "certificates")
-    + ("seed", "average_rounds")
+    + ("seed", "average_rounds", "relays")
 )
 _SECTIONS = {
     section: frozenset(field.name for field in dataclasses.fields(kind))
@@ -82,10 +83,11 @@ def site(
             agent of your own, whose first values (``params``, frozen leaves) count as public and
             must be the same at all sites.
         settings: ``site.toml``, or its values: name, certificate, key, authority, folder,
-            neighbours (name = "host:port"); where they apply listen ("host:port"), secret (the file
-            of a group's), held_out (the share that measures), departed (names), renewals (files),
-            waits (late, linger) and limits. Beside a plan, certificates (files of all sites, in the
-            order of its agents), seed and average_rounds.
+            neighbours (name = "host:port"); where they apply listen ("host:port"), relays (name =
+            "host:port") in place of both, secret (the file of a group's), held_out (the share that
+            measures), departed (names), renewals (files), waits (late, linger) and limits. Beside a
+            plan, certificates (files of all sites, in the order of its agents), seed and
+            average_rounds.
         insecure_loopback: Run without TLS, on one machine.
 
     Returns:
@@ -142,16 +144,7 @@ def site(
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     # A message of tracking has two models; a group of headers is small beside the headroom.
     limits = {"message_bytes": 4 * size + _HEADROOM, **values.get("limits", {})}
-    channel = GrpcChannel(
-        site_identity,
-        project.roster,
-        _addresses(project, site_identity.name, values),
-        values.get("listen"),
-        ChannelLimits(**limits),
-        departed=frozenset(values.get("departed", ())),
-        reload=identity,
-        insecure_loopback=insecure_loopback,
-    )
+    channel = _channel(project, identity, files, values, ChannelLimits(**limits), insecure_loopback)
     waits = Waits(**values.get("waits", {}))
     folder = home / values["folder"]
     made = Site(
@@ -253,6 +246,42 @@ def _addresses(project: Agreement, name: str, values: _Settings) -> dict[str, st
         raise _validate.refusal("neighbours", given, 'give a section: lyon = "host:port"')
     check_keys("[neighbours] ", given, neighbours.keys())
     return {other: given.get(other) for other in neighbours}
+
+
+def _channel(
+    project: Agreement,
+    identity: Callable[[], Identity],
+    files: Mapping[str, Path],
+    values: _Settings,
+    limits: ChannelLimits,
+    insecure_loopback: bool,
+) -> GrpcChannel:
+    """The channel to the neighbours, by relays where settings name them."""
+    name = values["name"]
+    peers = _addresses(project, name, values)
+    listen = values.get("listen")
+    forwarder = None
+    if "relays" in values:
+        for key in ("listen", "neighbours"):
+            if key in values:
+                raise ValueError(f"{key} is given beside [relays], which replace it; leave one out")
+        forwarder = Forwarder(name, files, values["relays"], peers, limits)
+        for relay in values["relays"]:
+            if relay in project.roster:
+                raise ValueError(f"[relays] {relay} is a site of the plan; name a relay")
+        peers = {**forwarder.peers}
+        listen = forwarder.listen
+    return GrpcChannel(
+        identity(),
+        project.roster,
+        peers,
+        listen,
+        limits,
+        departed=frozenset(values.get("departed", ())),
+        reload=identity,
+        insecure_loopback=insecure_loopback,
+        forwarder=forwarder,
+    )
 
 
 def _check_count(project: Project, name: str, train: int, test: int) -> None:

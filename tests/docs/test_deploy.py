@@ -18,7 +18,7 @@ import pytest
 
 from dpjax import cli
 from dpjax.plans import noise
-from dpjax.sites import data, project, start
+from dpjax.sites import data, project, relay, start
 from dpjax.sites.identity import Authority, Renewal, Roster, request
 from tests.sites.test_hospitals import ROOT, example  # noqa: F401
 from tests.sites.test_project import EVEN, roster, written
@@ -26,6 +26,7 @@ from tests.sites.test_project import EVEN, roster, written
 PAGE = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples/hospitals"
 (RENEW,) = re.findall("^dpjax site renew .*$", PAGE, re.MULTILINE)
+RELAY = "dpjax site relay relay.toml"
 OF_PLANS_IN_PYTHON = {"home", "certificates", "seed", "average_rounds"}
 
 
@@ -112,6 +113,17 @@ def test_table_has_all_keys_of_settings() -> None:
     assert names == start._KEYS - OF_PLANS_IN_PYTHON
 
 
+def test_page_has_all_keys_of_a_relay(tmp_path: Path) -> None:
+    section = PAGE.partition("\n## Without open ports: a relay\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", section.partition("```")[0]))
+    assert named == {*relay.NEEDED, *relay.OPTIONAL}
+    (line,) = re.findall(r"`(relays = .*?)`", section)
+    path = tmp_path / "site.toml"
+    path.write_text(line, encoding="utf-8")
+    ((name, address),) = start.settings_of(path)["relays"].items()
+    assert relay.endpoint(name, address) == ("relay.example.org", 443)
+
+
 def test_settings_of_page_are_read(tmp_path: Path) -> None:
     (text,) = blocks("toml")
     path = tmp_path / "site.toml"
@@ -168,8 +180,8 @@ def test_commands_of_page_run_one_after_other(tmp_path: Path) -> None:
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     commands = [line for line in lines if line.startswith("dpjax ")]
     # These need the others' processes, or an old key: the example runs them, and a test below.
-    others = {"dpjax site run site.toml", "dpjax site status run", RENEW}
-    assert others < set(commands) and len(commands) == 8
+    others = {"dpjax site run site.toml", "dpjax site status run", RENEW, RELAY}
+    assert others < set(commands) and len(commands) == 9
     for command in commands:
         repeated = ["lyon", "geneva", "turin"] if " request " in command else ["lyon"]
         for name in repeated if command not in others else ():
