@@ -62,9 +62,9 @@ def test_guarantees_of_sites_say_what_the_table_says(column: str) -> None:
         coalition = PROTECTED if alone else NOBODY
         left = PROTECTED if departed else {GROUP: GROUP}.get(neighbour, NOBODY)
         outsider = PROTECTED if parties["an outsider"] is not None else NOBODY
-        # The authority is an outsider with a list of names.
+        # The authority is an outsider with a list of names, a relay one that passes bytes on.
         assert table()[column] == {
-            "outsider, authority": outsider,
+            "outsider, authority, relay": outsider,
             "one neighbour": neighbour,
             "all other sites together": coalition,
             "a site that left": left,
