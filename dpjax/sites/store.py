@@ -66,7 +66,8 @@ class Folder:
         for stray in self.path.rglob(".*.tmp"):
             stray.unlink(missing_ok=True)
         with _files.writing("folder", path):
-            (self.path / "sent").mkdir(exist_ok=True, mode=0o700)
+            for name in ("sent", "sums"):
+                (self.path / name).mkdir(exist_ok=True, mode=0o700)
             # Or a power failure takes them, with what is in them.
             _files.synchronise(self.path)
             _files.synchronise(self.path.absolute().parent)

@@ -6,6 +6,16 @@ RoundMessage  the one message of a round, signed
 Receipt       that a message is absorbed: what came of it is on the receiver's disk
 Headers       who sent which digest in which round, signed by the senders; handed on
 Refusal       why something was refused
+
+Of sums among peers (`dpjax.sites.peers`):
+
+Word          what either end of an aggregation says, signed
+Enrolment     the signed keys of all that take part, from the aggregator
+Opened        a sum, signed by its aggregator; anybody hands it on
+Void          that a site has no sum of a round, and takes part in it no more; signed
+Voided        that all sites have said so
+Failed        why an attempt ended without a sum
+At            the round and the attempt that a site is in: it asks for the sum of that round
 """
 
 import functools
@@ -122,7 +132,96 @@ class Refusal(NamedTuple):
     reason: str
 
 
-Frame: TypeAlias = Greeting | Presences | RoundMessage | Receipt | Headers | Refusal
+class Word(NamedTuple):
+    """What one end of an aggregation says to the other.
+
+    Attributes:
+        sender: The site.
+        round: Of the phase.
+        attempt: Of the round.
+        nonce: Of the aggregation.
+        before: Digest of all sums before this round.
+        payload: A message of `dpjax.secagg.messages`.
+        signature: Of the sender, over `word_content`.
+    """
+
+    sender: str
+    round: int
+    attempt: int
+    nonce: bytes
+    before: bytes
+    payload: bytes
+    signature: bytes
+
+
+class Enrolment(NamedTuple):
+    """The signed keys of all that take part, in the roster's order."""
+
+    words: tuple[Word, ...]
+
+
+class Opened(NamedTuple):
+    """The sum of a round.
+
+    Attributes:
+        round: Of the phase.
+        attempt: Of the round, which names the aggregator.
+        before: Digest of all sums before.
+        survivors: Numbers of the sites whose vectors are in it, rising.
+        total: Its residues, packed.
+        signature: Of the aggregator, over `opened_content`.
+    """
+
+    round: int
+    attempt: int
+    before: bytes
+    survivors: tuple[int, ...]
+    total: bytes
+    signature: bytes
+
+
+class Void(NamedTuple):
+    """That a site has no sum of a round, and will take part in it no more.
+
+    Attributes:
+        sender: The site.
+        round: Of the phase.
+        before: Digest of all sums before.
+        signature: Of the sender, over `void_content`.
+    """
+
+    sender: str
+    round: int
+    before: bytes
+    signature: bytes
+
+
+class Voided(NamedTuple):
+    """What all sites said of a round that has no sum."""
+
+    voids: tuple[Void, ...]
+
+
+class Failed(NamedTuple):
+    """That an attempt ended without a sum."""
+
+    round: int
+    attempt: int
+    nonce: bytes
+    reason: str
+
+
+class At(NamedTuple):
+    """Where a site is, which lacks the sum of that round."""
+
+    round: int
+    attempt: int
+
+
+Frame: TypeAlias = (
+    Greeting | Presences | RoundMessage | Receipt | Headers | Refusal
+    | Word | Enrolment | Opened | Void | Voided | Failed | At
+)  # fmt: skip
 FrameT = TypeVar("FrameT", bound=Frame)
 _KINDS: tuple[type, ...] = get_args(Frame)
 
@@ -169,6 +268,45 @@ def message_content(run: bytes, plan: str, header: Header) -> bytes:
         header: Its signature is not read.
     """
     return _packed([run, plan, header.round, header.digest])
+
+
+def word_content(run: bytes, phase: int, aggregator: str, word: Word) -> bytes:
+    """What a site signs of what it says in an aggregation.
+
+    Args:
+        run: 32 bytes.
+        phase: Number of the plan among those of a project.
+        aggregator: Of the round's attempt.
+        word: Its signature is not read.
+    """
+    digest = hashlib.sha256(word.payload).digest()
+    place = [run, phase, word.round, word.attempt, aggregator]
+    return _packed([*place, word.nonce, word.before, digest])
+
+
+def opened_content(run: bytes, phase: int, opened: Opened) -> bytes:
+    """What an aggregator signs of a sum.
+
+    Args:
+        run: 32 bytes.
+        phase: Number of the plan among those of a project.
+        opened: Its signature is not read.
+    """
+    digest = hashlib.sha256(opened.total).digest()
+    place = [run, phase, opened.round, opened.attempt]
+    return _packed([*place, opened.before, list(opened.survivors), digest])
+
+
+def void_content(run: bytes, phase: int, round: int, before: bytes) -> bytes:
+    """What a site signs of a round without a sum.
+
+    Args:
+        run: 32 bytes.
+        phase: Number of the plan among those of a project.
+        round: Of the phase.
+        before: Digest of all sums before.
+    """
+    return _packed([run, phase, round, before])
 
 
 def signed_presence(
