@@ -160,7 +160,7 @@ def table(record: Record, unprotected: str = "no noise is added") -> Protection:
     # From the weakest view to the strongest.
     outsider = (_NAMES["outsider"], *_outsider(record))
     reasons = [outsider, *_participants(record)]
-    if not record.sites:
+    if not record.sites or record.sum_only:
         reasons.append((_NAMES["aggregator"], *_aggregator(record)))
     # A message without noise tells everybody.
     if record.lost_noise is not None:
@@ -305,6 +305,7 @@ def _participants(record: Record) -> list[_Row]:
     protected = bool(rows) and record.lost_noise is None and all(row[1] for row in rows)
     if record.release:
         suffix = _SINGLE if record.sites else _APART
+        suffix = "" if record.sums_of_sites else suffix
         rows = [(party, holds, f"{why}{suffix}" if holds else why) for party, holds, why in rows]
     if record.sites and rows:
         why = "it keeps what it knew as a participant: others must replace secrets that it held"

@@ -323,7 +323,8 @@ class Record(Threat, _Caveats):
             )
         if self.release and self.gradient_gap is not None:
             raise ValueError(f"gradient_gap is {self.gradient_gap} in a release; simulate with one")
-        if self.release and (self.attacker == "aggregator" or self.gradients == "view"):
+        rounds_sums = self.attacker == "aggregator" and not self.sums_of_sites
+        if self.release and (rounds_sums or self.gradients == "view"):
             raise ValueError(
                 f"{threat} with gradients {self.gradients!r} in a release: rounded sums can show "
                 "what exact ones hide. State the loss of all messages: attacker 'outsider', or "
@@ -340,8 +341,21 @@ class Record(Threat, _Caveats):
                     "hold at all its marks; make it with Guarantee.stopping_at"
                 )
 
+    @property
+    def sums_of_sites(self) -> bool:
+        """Whether sites add up whole numbers among themselves, so that none sees a single one."""
+        return self.sites and self.sum_only and self.loss.kind == "zcdp"
+
     def _check_sites(self) -> None:
         """Refuse what does not hold where every agent holds its own secrets and reads messages."""
+        if self.sums_of_sites:
+            if self.attacker != "aggregator" or not self.colluders:
+                raise ValueError(
+                    f"attacker is {self.attacker!r} and colluders {self.colluders} of sums among "
+                    "sites, of whom one adds up and knows its own noise: give attacker "
+                    "'aggregator', and colluders=1 at least"
+                )
+            return
         if self.attacker != "outsider" and self.secrets not in ("own", "links"):
             # A member of a group holds the noise of all its members, whatever a node is said to.
             raise ValueError(
@@ -351,7 +365,8 @@ class Record(Threat, _Caveats):
         if self.sum_only or self.secrets == "shares":
             raise ValueError(
                 f"sum_only is {self.sum_only} and secrets is {self.secrets!r} of sites, who read "
-                "single messages; give noise that protects each message, noise.Independent() say"
+                "single messages; give noise that protects each message, noise.Independent() say, "
+                "or whole numbers, noise.Discrete()"
             )
         if isinstance(self.loss, AmplifiedLoss):
             raise ValueError(

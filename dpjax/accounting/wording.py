@@ -43,6 +43,10 @@ _OF_SITES: dict[str, str] = {
         "sites that collude, see every message on every link and know their own records, noise "
         "and secrets, but not the other sites' secrets"
     ),
+    "aggregator": (
+        "sites that collude, the one that adds up among them, who see the sum of every round and "
+        "know their own records, noise and secrets, but not the other sites' secrets"
+    ),
 }
 """The same where every agent is a site: neighbours read messages, and may send any."""
 
@@ -264,6 +268,11 @@ def _sites_text(record: Record) -> str:
         "sends a round twice, and that it compared the roster by another way than the network. It "
         "holds whatever other sites send. No epsilon covers who sends when, and which site fails."
     )
+    if record.sums_of_sites:
+        text += (
+            " Single vectors are under masks of X25519 and ChaCha20 whenever they leave a site. "
+            "No site can check a sum: a false one costs accuracy."
+        )
     return f"{text} The {_INSECURE}." if record.insecure else text
 
 

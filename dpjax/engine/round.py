@@ -34,7 +34,7 @@ from dpjax.learning.problem import Problem
 from dpjax.plans import compatibility
 from dpjax.plans.optimizers import rows_of
 from dpjax.plans.plan import Plan
-from dpjax.protocols import Arrays, Combine, Message, Models, State, Tree
+from dpjax.protocols import Arrays, Combine, Message, Models, Privatizer, State, Tree
 
 __all__ = ["Rounds", "rounds"]
 
@@ -478,7 +478,7 @@ def _mark(noise_key: PRNGKeyArray, agents: Sequence[int] = ()) -> PRNGKeyArray:
     return functools.reduce(fold_in, agents, fold_in(noise_key, _MARK))
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Some agents' part of a plan: what is compiled, and the arguments of all rounds.
 
     Attributes:
@@ -503,7 +503,14 @@ class _Part(NamedTuple):
         return max(map(len, self.senders))
 
 
-def part(plan: Plan, problem: Problem, seed: int, agents: Sequence[int]) -> _Part:
+def part(
+    plan: Plan,
+    problem: Problem,
+    seed: int,
+    agents: Sequence[int],
+    *,
+    encoding: Privatizer | None = None,
+) -> Part:
     """Return some agents' part of a plan, from values that hold nothing of the others.
 
     Guarantee: records, keys, rows of W and of the factor are arguments of the programs, which JAX
@@ -514,6 +521,8 @@ def part(plan: Plan, problem: Problem, seed: int, agents: Sequence[int]) -> _Par
         problem: With the records of all agents, or of these alone, in their order.
         seed: As in `rounds`.
         agents: Their numbers.
+        encoding: In place of the noise, of a method whose messages are added up elsewhere: its
+            rounds end before the noise, which the caller adds, and begin again with a sum.
 
     Raises:
         ValueError: For a method, exchange, noise or sampler that needs all agents.
@@ -524,7 +533,9 @@ def part(plan: Plan, problem: Problem, seed: int, agents: Sequence[int]) -> _Par
     senders = tuple(plan.senders[agent] for agent in members)
     method = plan.method
     combine = method.exchange.for_agents(plan.mixing, members, senders)
-    if not compatibility.by_agent(method) or combine is None:
+    if encoding is not None:
+        combine = _of_sum
+    elif not compatibility.by_agent(method) or combine is None:
         raise ValueError(
             f"agents is {members} for method {method}, whose rounds need all agents; leave agents "
             "out, or give DSGD(gossip_steps=1), Tracking or GradientTracking"
@@ -539,8 +550,8 @@ def part(plan: Plan, problem: Problem, seed: int, agents: Sequence[int]) -> _Par
     arrays: Arrays = rows_of(instance.arrays, members)
     # Their rows of W are in what combines messages.
     arrays = {name: array for name, array in arrays.items() if name != "mixing"}
-    privatizer = statics.privatizer
-    if privatizer is not None:
+    privatizer = encoding or statics.privatizer
+    if encoding is None and privatizer is not None:
         noise = privatizer.for_agents(arrays, members)
         if noise is None:
             raise ValueError(
@@ -565,10 +576,15 @@ def part(plan: Plan, problem: Problem, seed: int, agents: Sequence[int]) -> _Par
     instance = instance._replace(noise_key=keys.throwaway(1)[0])
     if not isinstance(combine, jax.tree_util.Partial):
         combine = jax.tree_util.Partial(combine)
-    return _Part(statics, instance, first, combine, senders, guarantee)
+    return Part(statics, instance, first, combine, senders, guarantee)
 
 
-def _rounds_of_agents(agents_part: _Part) -> Rounds:
+def _of_sum(round: int | Array, sent: Message, received: Message) -> Message:
+    """A sum as it came."""
+    return received
+
+
+def _rounds_of_agents(agents_part: Part) -> Rounds:
     """The functions of some agents of a simulation."""
     statics, instance, first, combine, _, _ = agents_part
     assert statics.members is not None

@@ -125,12 +125,24 @@ class SiteNoise:
                 values = jnp.where(is_rare, refined, values)
             return np.asarray(values)
 
+    def stream(self, purpose: str, *, round: int) -> Stream:
+        """Return words of a purpose in a round, each stream's its own.
+
+        Args:
+            purpose: What they are for: roundings apart from noise.
+            round: Rounds done before.
+        """
+        number = _validate.integer("round", round, minimum=0, maximum=_LARGEST)
+        return Stream(self._key(purpose, (self._phase, number)))
+
+    def _key(self, purpose: str, address: tuple[int, ...]) -> bytes:
+        numbers = [number.to_bytes(8, "big") for number in address]
+        return derived(self._secret, purpose, self._run, self._holder, *numbers, label=_LABEL)
+
     def _words(self, purpose: str, address: tuple[int, ...]) -> WordPair:
         """The 64 bits of every number at an address, whose last parts are rows and entries."""
-        numbers = [number.to_bytes(8, "big") for number in address]
-        key = derived(self._secret, purpose, self._run, self._holder, *numbers, label=_LABEL)
         rows, entries = address[-2:]
-        words = Stream(key).words(2 * rows * entries)
+        words = Stream(self._key(purpose, address)).words(2 * rows * entries)
         pairs = words.reshape(rows, entries, 2)
         return jnp.asarray(pairs[..., 0]), jnp.asarray(pairs[..., 1])
 

@@ -13,6 +13,7 @@ from dpjax.secagg.messages import (
     Delivery,
     Hello,
     Keys,
+    MaskedVector,
     Request,
     UnmaskingShares,
     decoded,
@@ -45,6 +46,8 @@ class HostileWorld(World):
         super().__init__(*args, dropouts=DROPOUTS, colluders=COLLUDERS, **options)
         self.hostile = hostile
         self.answers: list[Answer] = []
+        # With whom a vector has masks, by session and site.
+        self.masks: dict[tuple[bytes, int], set[int]] = {}
         self.attack: Callable[[str, str, wire.Frame], list[wire.Frame]] = lambda *said: [said[2]]
         self.heard: list[wire.Word] = []
 
@@ -72,11 +75,15 @@ class HostileWorld(World):
         if not isinstance(frame, wire.Word):
             return
         message = decoded(frame.payload)
-        if not isinstance(message, UnmaskingShares):
+        if not isinstance(message, UnmaskingShares | MaskedVector):
             return
         part = self.sites[sender]._part
         client = part.client
         sites = part.sites
+        if isinstance(message, MaskedVector):
+            masks = {sites[number] for number in client._shares}
+            self.masks[client._session, self.names.index(sender)] = masks
+            return
         self.answers.append(
             Answer(
                 self.names.index(sender),
@@ -98,7 +105,7 @@ class HostileWorld(World):
         by_session: dict[bytes, list[Answer]] = defaultdict(list)
         for answer in self.answers:
             by_session[answer.session].append(answer)
-        for answers in by_session.values():
+        for session, answers in by_session.items():
             # One answer an aggregation.
             assert len({answer.site for answer in answers}) == len(answers)
             threshold = answers[0].threshold
@@ -108,7 +115,10 @@ class HostileWorld(World):
             for i in honest:
                 assert seeds[i] < threshold or keys[i] < threshold
             for i in opened:
-                hidden = [j for j in opened if j != i and keys[j] < threshold]
+                # An honest aggregator says its own words to nobody.
+                near = self.masks.get((session, i), set(honest) - {i})
+                # Their mask with it takes one of the two mask keys, and neither is rebuilt.
+                hidden = [j for j in honest if j in near and keys[j] < threshold]
                 assert keys[i] < threshold
                 assert hidden, "a vector was opened alone"
 
