@@ -29,8 +29,9 @@ from dpjax.secagg.primitives import derived, key_pair
 from dpjax.sites import wire
 from dpjax.sites.channel import Channel
 from dpjax.sites.compute import SiteRounds, Stored
-from dpjax.sites.conversation import GROUP_ITEM, Agreement, Conversation, digest_of, neighbours_of
+from dpjax.sites.conversation import Conversation
 from dpjax.sites.identity import Identity
+from dpjax.sites.meeting import GROUP_ITEM, Agreement, digest_of, neighbours_of
 from dpjax.sites.noise import SiteNoise, of_pair
 from dpjax.sites.store import Folder, MustLeave
 

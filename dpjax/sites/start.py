@@ -20,8 +20,8 @@ from dpjax.plans.settings import check_keys
 from dpjax.sites import data as data_
 from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import ChannelLimits
-from dpjax.sites.conversation import Agreement, neighbours_of
 from dpjax.sites.identity import Identity, Renewal, Roster
+from dpjax.sites.meeting import Agreement, neighbours_of
 from dpjax.sites.project import Project, budget_fault, values_of
 from dpjax.sites.relay import Forwarder
 from dpjax.sites.site import Site, Waits

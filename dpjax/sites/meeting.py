@@ -1,0 +1,506 @@
+"""How sites meet: who takes part, the sessions with neighbours, and what is said over them.
+
+`Meeting` is what every run of sites has in common; what its rounds say is for a subclass. The
+site's thread calls `turn`, in which events of the channel are handled. The channel's threads ask
+for greetings, which are answered under a lock.
+"""
+
+import hashlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias, TypeVar
+
+import jax
+import numpy as np
+
+from dpjax.plans.plan import Plan
+from dpjax.protocols import Tree
+from dpjax.sites import wire
+from dpjax.sites.channel import Channel, Event
+from dpjax.sites.identity import Identity, Refused, Roster
+from dpjax.sites.store import Audit, Folder, MustLeave
+
+__all__ = ()
+
+_log = logging.getLogger("dpjax.sites")
+GROUP_ITEM = "secret of the group"
+"""The item of terms that members of one group compare among themselves."""
+_TICK = 0.2
+"""Seconds after which a waiting site looks for what else there is to do."""
+_LONGEST_DIGEST = 64
+_REFUSALS = 1000
+"""Refusals of a neighbour that are reported one by one; later ones at each power of two."""
+PIECE = 32
+"""Presences or headers of one frame, which no limit of a channel is below."""
+_REMEDIES = {
+    "plan": "get plan.json and plan.npz again, the same two files at both sites",
+    "package version": "install one version of dpjax at all sites (dpjax --version)",
+    "protocol version": "install one version of dpjax at all sites (dpjax --version)",
+    GROUP_ITEM: "copy the one file that the group drew for this run",
+}
+"""What to do about an item of terms that differs."""
+_ANEW = (
+    "If the run does not start, stop all sites and start them again; if that does not help, with "
+    "new folders and a plan of another seed"
+)
+"""What to do where two nonces of a site meet: what it said of an old folder is of another plan."""
+_Terms: TypeAlias = tuple[tuple[str, str], ...]
+Item = TypeVar("Item")
+
+
+class Agreement(Protocol):
+    """What all sites agree on, as `dpjax.sites.project.Project` has it."""
+
+    @property
+    def plan(self) -> Plan:
+        """Calibrated and audited, with ``release=True``."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sites, in the plan's order."""
+
+    @property
+    def roster(self) -> Roster:
+        """Their public keys."""
+
+    @property
+    def seed(self) -> int:
+        """Of the first models and of batches; public."""
+
+    @property
+    def digest(self) -> str:
+        """Of all that the plan is made of."""
+
+    @property
+    def average_rounds(self) -> int:
+        """How often sites average on after the last round, without noise."""
+
+    def terms(self) -> Mapping[str, str]:
+        """What sites compare: items, each with its digest or text."""
+
+    def described(self) -> Mapping[str, np.ndarray]:
+        """What the file of a model says beside the model: its features, say."""
+
+
+@dataclass
+class Neighbour:
+    """What a site knows of one of its neighbours.
+
+    Attributes:
+        name: The neighbour.
+        number: Its number in the plan.
+        sends: Whether this site receives its messages.
+        hears: Whether it receives this site's.
+        met: Whether a session has been opened since this process began.
+        live: Whether one is open now.
+        acknowledged: The last round that it has absorbed.
+        refused: How often either end refused something of the other's.
+        refusal: Why the last hello failed; "" once one did not.
+        turns: How often a session with it was opened or closed.
+        backlog: What is to be said to it next.
+    """
+
+    name: str
+    number: int
+    sends: bool
+    hears: bool
+    met: bool = False
+    live: bool = False
+    acknowledged: int = -1
+    refused: int = 0
+    refusal: str = ""
+    turns: int = 0
+    backlog: deque[bytes] = field(default_factory=deque)
+
+    def __str__(self) -> str:
+        """Its name, and why it is not there."""
+        return f"{self.name} ({self.refusal})" if self.refusal else self.name
+
+
+class Meeting:
+    """Who takes part in a run, and the sessions of a site with its neighbours.
+
+    Guarantee: a run has a name, which follows from the plan and from one nonce of every site, once
+    all sites have shown that they take part in the same. Presences are signed by their sites.
+
+    Args:
+        agreement: What all sites agree on.
+        identity: This site.
+        channel: To its neighbours.
+        folder: Of the run.
+        presence: This site's own.
+        group: Names of the sites that share the secret of its noise, itself among them.
+        neighbours: By name, whom it says and hears something.
+
+    Attributes:
+        neighbours: By name.
+        presences: Who takes part, by name.
+        run: Its name; empty before all presences are there.
+        round: Rounds absorbed.
+        audit: What the site did.
+        doubt: Why the site must leave; None where it need not.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        identity: Identity,
+        channel: Channel,
+        folder: Folder,
+        presence: wire.Presence,
+        *,
+        group: Collection[str],
+        neighbours: dict[str, Neighbour],
+    ) -> None:
+        self.name = presence.name
+        self.neighbours = neighbours
+        self.presences = {self.name: presence}
+        self.run = b""
+        self.round = 0
+        self.audit = Audit(folder)
+        self.doubt: str | None = None
+        self._agreement = agreement
+        self._identity = identity
+        self._channel = channel
+        self._folder = folder
+        self._group = group
+        self._guard = threading.RLock()
+
+    # What the rounds of a subclass say.
+
+    def welcome(self, peer: Neighbour) -> None:
+        """Say to a new session what the last one may have lost of the run.
+
+        Args:
+            peer: Whose session was opened.
+        """
+
+    def parted(self, peer: Neighbour) -> None:
+        """A session has ended.
+
+        Args:
+            peer: Whose.
+        """
+
+    def take(self, peer: Neighbour, frame: wire.Frame) -> None:
+        """Take what a neighbour says of the run, which has begun.
+
+        Args:
+            peer: Who says it.
+            frame: What.
+
+        Raises:
+            Refused: For what does not belong here.
+        """
+        raise Refused("a greeting after the hello")
+
+    def idle(self, is_quiet: bool) -> None:
+        """Do what waits for a quiet moment.
+
+        Args:
+            is_quiet: Whether no event came.
+        """
+
+    def shown(self, peer: str) -> tuple[wire.Header, ...]:
+        """The last of the other end's that this site has, for the hello.
+
+        Args:
+            peer: The other end.
+        """
+        return ()
+
+    def check_shown(self, peer: str, greeting: wire.Greeting) -> None:
+        """Refuse, and stop, where a neighbour has what this folder lacks.
+
+        Args:
+            peer: The neighbour.
+            greeting: What it says.
+        """
+
+    def connect(self) -> None:
+        """Listen and dial."""
+        self._channel.open(self.greeting, self.check)
+
+    def resume(self, begun: bytes) -> None:
+        """Take up the run that the folder is of.
+
+        Args:
+            begun: The presences that name it.
+
+        Raises:
+            ValueError: For a folder of another project.
+            MustLeave: For what is damaged.
+        """
+        presences = {entry.name: entry for entry in whole(begun, wire.Presences, "run").presences}
+        current = self.presences[self.name]
+        stored = presences.get(self.name, current)
+        differing = _differing(stored.terms, current.terms)
+        if differing:
+            raise ValueError(
+                f"folder is {str(self._folder.path)!r}, of a run that differs in "
+                f"{_words(differing)}; restore these, or name another folder for another project"
+            )
+        if stored.nonce != current.nonce or set(presences) != set(self._agreement.names):
+            raise MustLeave(f"{self._folder.path} is not of one run; this site must leave")
+        self.presences = presences
+        self.run = wire.run_of(presences, self._agreement.digest)
+
+    # What is waited for.
+
+    def absent(self) -> list[str]:
+        """Who has not shown that it takes part."""
+        return [name for name in self._agreement.names if name not in self.presences]
+
+    def unmet(self) -> list[str]:
+        """With whom no session was opened yet."""
+        return [f"a session with {peer}" for peer in self.neighbours.values() if not peer.met]
+
+    def turn(self) -> None:
+        """Handle an event, or what waited for a quiet moment, and say what is to be said."""
+        event = self._channel.receive(_TICK)
+        if event is not None:
+            self.handle(event)
+        self.idle(event is None)
+        # Others would wait for what was heard last until this site has computed its next round.
+        self.flush()
+
+    def flush(self) -> None:
+        """Say what is to be said, as far as sessions take it."""
+        for peer in self.neighbours.values():
+            while peer.backlog and self._channel.send(peer.name, peer.backlog[0]):
+                peer.backlog.popleft()
+
+    # What is heard.
+
+    def handle(self, event: Event) -> None:
+        """Handle an event of the channel.
+
+        Args:
+            event: Any.
+        """
+        peer = self.neighbours.get(event.peer)
+        if peer is None:
+            return
+        with self._guard:
+            if event.kind == "opened":
+                peer.live = peer.met = True
+                peer.refusal = ""
+                _report_turn(peer, "open")
+                self._welcome(peer)
+            elif event.kind == "closed":
+                peer.live = False
+                self.parted(peer)
+                _report_turn(peer, f"closed: {event.reason}")
+                peer.backlog.clear()
+            elif event.kind == "message":
+                try:
+                    self._take(peer, wire.decoded(event.data))
+                except Refused as refusal:
+                    self._refuse(peer, str(refusal))
+            else:
+                # A hello that either end refused: of another run, say. The channel has logged it.
+                peer.refusal = event.reason
+                if event.kind == "refused" and _is_new_refusal(peer):
+                    self.audit.note("hello refused", peer=peer.name, reason=event.reason)
+
+    def _refuse(self, peer: Neighbour, reason: str) -> None:
+        """Say what was refused: here, there and in the audit file."""
+        if not _is_new_refusal(peer):
+            return
+        text = f"{self.name} refuses what {peer.name} sent: {reason}"
+        _log.warning("%s", text)
+        self.audit.note("refused", peer=peer.name, reason=reason, number=peer.refused)
+        peer.backlog.append(wire.encoded(wire.Refusal(text)))
+
+    def _welcome(self, peer: Neighbour) -> None:
+        """Say to a new session what the last one may have lost."""
+        peer.backlog.clear()
+        peer.backlog.extend(pieces(wire.Presences, self.presences.values()))
+        if self.run:
+            self.welcome(peer)
+
+    def _take(self, peer: Neighbour, frame: wire.Frame) -> None:
+        """What a neighbour says."""
+        if isinstance(frame, wire.Presences):
+            self._take_presences(peer, frame)
+        elif isinstance(frame, wire.Refusal):
+            if _is_new_refusal(peer):
+                # As a refusal of one's own: no control characters, one line.
+                _log.warning("%s: %s", peer.name, Refused(frame.reason))
+        elif not self.run:
+            raise Refused("the run has not begun here")
+        else:
+            self.take(peer, frame)
+
+    def _take_presences(self, peer: Neighbour, frame: wire.Presences) -> None:
+        """Learn who takes part; with the last presence the run has a name."""
+        new: dict[str, wire.Presence] = {}
+        for presence in frame.presences:
+            earlier = self.presences.get(presence.name) or new.get(presence.name)
+            if earlier is None:
+                wire.check_presence(presence, self._agreement.roster)
+                self._compare(presence)
+                new[presence.name] = presence
+            elif earlier.content != presence.content:
+                raise Refused(f"{presence.name} has begun twice, with two folders. {_ANEW}")
+        # All of a frame or nothing: what is taken is handed on.
+        self.presences |= new
+        for other in self.neighbours.values():
+            if other is not peer and other.live:
+                other.backlog.extend(pieces(wire.Presences, new.values()))
+        if not self.run and not self.absent():
+            presences = tuple(self.presences[name] for name in self._agreement.names)
+            self._folder.create("run", wire.encoded(wire.Presences(presences)))
+            self.run = wire.run_of(self.presences, self._agreement.digest)
+            self.audit.note("begun", run=self.run.hex(), plan=self._agreement.digest)
+
+    def _compare(self, presence: wire.Presence) -> None:
+        """Refuse a site that takes part in something else."""
+        own = self.presences[self.name]
+        theirs = presence.terms
+        mine = own.terms
+        if presence.name not in self._group:
+            # Each group has a secret of its own.
+            theirs = _without_group(theirs)
+            mine = _without_group(mine)
+        # One item of a group's, however long its terms are: all sites keep them and hand them on.
+        if theirs != mine or len(presence.terms) > len(mine) + 1:
+            items = _differing(theirs, mine) or ["way in which terms are written"]
+            # All else follows from it.
+            items = ["plan"] if "plan" in items else items
+            remedy = _REMEDIES.get(items[0], "give the same at all sites")
+            raise Refused(f"{presence.name} and {self.name} differ in {_words(items)}; {remedy}")
+        if bool(presence.exchange) != bool(own.exchange):
+            raise Refused(f"{presence.name} differs in whether it shows a key for links")
+
+    # The hello, in the channel's threads.
+
+    def greeting(self, peer: str) -> bytes:
+        """This site's part of a hello.
+
+        Args:
+            peer: To whom.
+        """
+        with self._guard:
+            shown = self.shown(peer)
+            return wire.encoded(wire.Greeting(self.presences[self.name], self.run, shown))
+
+    def check(self, peer: str, data: bytes) -> str | None:
+        """Why a neighbour's part of a hello is refused; None where it is not.
+
+        Args:
+            peer: Its name.
+            data: What it says.
+        """
+        try:
+            frame = wire.decoded(data)
+            if not isinstance(frame, wire.Greeting) or frame.presence.name != peer:
+                raise Refused("the hello has no greeting")
+            wire.check_presence(frame.presence, self._agreement.roster)
+            with self._guard:
+                self._compare(frame.presence)
+                self._check_greeting(peer, frame)
+        except Refused as refusal:
+            return str(refusal)
+        return None
+
+    def _check_greeting(self, peer: str, greeting: wire.Greeting) -> None:
+        """Refuse another run, and stop where a neighbour has what this folder lacks."""
+        earlier = self.presences.get(peer)
+        if earlier is not None and earlier.nonce != greeting.presence.nonce:
+            raise Refused(
+                f"{peer} began again with another folder, whose noise would be another; it must "
+                f"leave a run that has begun. {_ANEW}"
+            )
+        if self.run and greeting.run and greeting.run != self.run:
+            raise Refused(f"{peer} is in another run. {_ANEW}")
+        self.check_shown(peer, greeting)
+
+
+def neighbours_of(agreement: Agreement, site: int) -> dict[str, Neighbour]:
+    """Who sends to a site, and who receives from it, by name.
+
+    Args:
+        agreement: What all sites agree on.
+        site: The site's number.
+    """
+    senders = agreement.plan.senders
+    neighbours = {}
+    for number, name in enumerate(agreement.names):
+        sends = number in senders[site]
+        hears = site in senders[number]
+        if sends or hears:
+            neighbours[name] = Neighbour(name, number, sends, hears)
+    return neighbours
+
+
+def digest_of(numbers: Tree) -> str:
+    """SHA-256, hex, of the numbers of a tree.
+
+    Args:
+        numbers: Arrays.
+    """
+    return hashlib.sha256(bytes_of(numbers)).hexdigest()
+
+
+def bytes_of(numbers: Tree) -> bytes:
+    """The numbers of a tree, little-endian, leaf after leaf."""
+    parts = []
+    for leaf in jax.tree.leaves(numbers):
+        array = np.asarray(leaf)
+        parts.append(array.astype(array.dtype.newbyteorder("<")).tobytes())
+    return b"".join(parts)
+
+
+def _is_reported(count: int) -> bool:
+    """Whether the so-manieth event of a kind is reported: the first ones, then powers of two."""
+    return count <= _REFUSALS or count.bit_count() == 1
+
+
+def _report_turn(peer: Neighbour, state: str) -> None:
+    """Say that a session began or ended; of one that comes and goes not each time."""
+    peer.turns += 1
+    if _is_reported(peer.turns):
+        _log.info("session with %s %s", peer.name, state)
+
+
+def _is_new_refusal(peer: Neighbour) -> bool:
+    """Whether one more refusal is reported: a flood of them fills no disk and no memory."""
+    peer.refused += 1
+    return _is_reported(peer.refused)
+
+
+def _without_group(terms: _Terms) -> _Terms:
+    return tuple(term for term in terms if term[0] != GROUP_ITEM or len(term[1]) > _LONGEST_DIGEST)
+
+
+def _differing(theirs: _Terms, mine: _Terms) -> list[str]:
+    """The items of terms that differ."""
+    first = dict(theirs)
+    second = dict(mine)
+    return [item for item in {**second, **first} if first.get(item) != second.get(item)]
+
+
+def _words(items: list[str]) -> str:
+    return " and ".join(f"the {item}" for item in items)
+
+
+def whole(content: bytes | None, kind: type[wire.FrameT], name: str) -> wire.FrameT:
+    """What a file of the site's own says."""
+    try:
+        frame = wire.decoded(content or b"")
+    except Refused as refusal:
+        raise MustLeave(f"{name} is damaged ({refusal}); this site must leave") from None
+    if not isinstance(frame, kind):
+        raise MustLeave(f"{name} is damaged; this site must leave")
+    return frame
+
+
+def pieces(kind: Callable[[tuple[Item, ...]], wire.Frame], items: Iterable[Item]) -> list[bytes]:
+    """Frames that say all items, each within a channel's limit."""
+    parts = tuple(items)
+    starts = range(0, len(parts), PIECE)
+    return [wire.encoded(kind(parts[start : start + PIECE])) for start in starts]
