@@ -75,15 +75,14 @@ class Conversation(Meeting):
         self._news: list[wire.Header] = []
         self._settled = 0.0
 
+    @property
+    def sent(self) -> int:
+        """Rounds whose message is stored."""
+        last = self.log.last(self.name)
+        return 0 if last is None else last.round + 1
+
     def recall(self, round: int) -> None:
-        """Note what an earlier process of this run has stored.
-
-        Args:
-            round: Rounds absorbed.
-
-        Raises:
-            MustLeave: For what is damaged, or proves that somebody sent two messages.
-        """
+        """Note messages, and who proved to send two."""
         self.round = round
         names = self._folder.names("sent")
         for name in names:

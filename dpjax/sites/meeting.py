@@ -171,12 +171,41 @@ class Meeting:
 
     # What the rounds of a subclass say.
 
+    @property
+    def sent(self) -> int:
+        """Rounds whose message or vector may be out."""
+        raise NotImplementedError
+
+    def recall(self, round: int) -> None:
+        """Note what an earlier process of this run has stored.
+
+        Args:
+            round: Rounds absorbed.
+
+        Raises:
+            MustLeave: For what is damaged, or proves that somebody sent two messages.
+        """
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Put on disk what was heard."""
+
+    def behind(self) -> list[str]:
+        """Who has not absorbed the last round that this site has."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Let go of what nobody needs any more: the rounds are over."""
+
     def welcome(self, peer: Neighbour) -> None:
         """Say to a new session what the last one may have lost of the run.
 
         Args:
             peer: Whose session was opened.
         """
+
+    def begun(self) -> None:
+        """The run has a name."""
 
     def parted(self, peer: Neighbour) -> None:
         """A session has ended.
@@ -356,6 +385,7 @@ class Meeting:
             self._folder.create("run", wire.encoded(wire.Presences(presences)))
             self.run = wire.run_of(self.presences, self._agreement.digest)
             self.audit.note("begun", run=self.run.hex(), plan=self._agreement.digest)
+            self.begun()
 
     def _compare(self, presence: wire.Presence) -> None:
         """Refuse a site that takes part in something else."""

@@ -235,6 +235,7 @@ class PeerSums:
         live: Sites with which there is a session.
         outcome: Of this round; None before.
         charged: Rounds whose masked vector may have gone out.
+        places: The round that each other site said it is in.
         doubt: Why the site must stop; None where it need not.
     """
 
@@ -287,6 +288,9 @@ class PeerSums:
         self._attempts: dict[str, int] = {}
         # What this site says to itself: its aggregator to its client, and back.
         self._own: list[wire.Frame] = []
+        # The round that each other site said it is in.
+        self.places: dict[str, int] = {}
+        folder.room("sums")
 
     def resume(self, run: bytes, round: int) -> None:
         """Begin, or go on after so many rounds.
@@ -375,6 +379,17 @@ class PeerSums:
                 f"{len(self._void_rounds)} rounds have no sum, more than the {self._spoiled} of "
                 "the plan; find out which site spoils them, and make a plan without it"
             )
+
+    def finish(self) -> None:
+        """Say to all that no round is left, and to one site what came of the last one.
+
+        Each site compares what another one has of it, so that two sums of it are found, too.
+        """
+        after = self.names[(self.names.index(self.name) + 1) % len(self.names)]
+        for peer in sorted(self.live):
+            self._utter(peer, wire.At(self.round, 0))
+        if after in self.live:
+            self._utter(after, self._kept(self.round - 1))
 
     def vector(self, opened: wire.Opened) -> np.ndarray:
         """The residues of a sum.
@@ -491,6 +506,7 @@ class PeerSums:
             if is_meant and peer == self.aggregator(self.attempt) and frame[:2] == place:
                 self._fail(str(Refused(frame.reason)))
         elif isinstance(frame, wire.At):
+            self.places[peer] = frame.round
             self._hand_on(peer, frame.round)
             self._ask(peer, frame.round)
             self._keep_step(peer, frame)

@@ -7,6 +7,8 @@ secret        of the site's noise, mode 0600; deleted after the last message wit
 exchange      private key of this run's links, likewise
 run           all sites' presences, which name the run
 sent/R        the message of round R, until all have absorbed it
+sums/R        the sum of round R, or that there is none, where sites add up among themselves
+journal       keys, vectors and words that there is no sum, each before it goes out; likewise
 headers       digests and signatures of all messages, one a line
 evidence-S-R  two of site S in round R, for which this site stopped
 state         after the last absorbed round
@@ -66,11 +68,20 @@ class Folder:
         for stray in self.path.rglob(".*.tmp"):
             stray.unlink(missing_ok=True)
         with _files.writing("folder", path):
-            for name in ("sent", "sums"):
-                (self.path / name).mkdir(exist_ok=True, mode=0o700)
+            (self.path / "sent").mkdir(exist_ok=True, mode=0o700)
             # Or a power failure takes them, with what is in them.
             _files.synchronise(self.path)
             _files.synchronise(self.path.absolute().parent)
+
+    def room(self, name: str) -> None:
+        """Make a folder in it that lasts, where there is none.
+
+        Args:
+            name: Of the folder.
+        """
+        with _files.writing("folder", self.path):
+            (self.path / name).mkdir(exist_ok=True, mode=0o700)
+            _files.synchronise(self.path)
 
     def close(self) -> None:
         """Let other processes have it."""
