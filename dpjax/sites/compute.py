@@ -58,7 +58,7 @@ class Stored(NamedTuple):
     round: int
 
 
-class _LocalRounds:
+class LocalRounds:
     """What rounds at a site have in common, whatever they send.
 
     Args:
@@ -69,13 +69,25 @@ class _LocalRounds:
     Attributes:
         guarantee: What all rounds guarantee, finite precision included.
         rounds: T.
+        averages: Whether models after the last round are averages of messages, so that averaging
+            on costs nothing.
     """
+
+    averages = False
 
     def __init__(self, plan: Plan, part: round_.Part, problem: Problem) -> None:
         self._part = part
         self._evaluation = problem.evaluation
         self.guarantee = part.guarantee
         self.rounds = plan.config.rounds
+
+    def begin(self, sources: Iterable[SiteNoise]) -> None:
+        """Take what draws the noise, once the run has a name; nothing lets go of it.
+
+        Args:
+            sources: Of the site's secrets.
+        """
+        raise NotImplementedError
 
     def init(self) -> State:
         """The state before the first round."""
@@ -145,7 +157,7 @@ class _LocalRounds:
         return sent
 
 
-class SiteRounds(_LocalRounds):
+class SiteRounds(LocalRounds):
     """One site's rounds of a plan, stepped by a driver that stores and sends.
 
     Guarantee: the plan's, for all messages of its rounds together, if the driver sends one message
@@ -303,7 +315,7 @@ class SiteRounds(_LocalRounds):
         return max((self._route.drawn(shape, done) for shape in self._shapes), key=len)
 
 
-class SumRounds(_LocalRounds):
+class SumRounds(LocalRounds):
     """One site's rounds of a plan whose messages are added up among the sites.
 
     Guarantee: the plan's, for the opened sums, if the driver adds up the vector of `vector` at most
@@ -323,8 +335,6 @@ class SumRounds(_LocalRounds):
     Attributes:
         code: What all sites agree on of a sum.
     """
-
-    averages = False
 
     def __init__(self, plan: Plan, problem: Problem, site: int, *, seed: int = 0) -> None:
         noise = plan.noise
@@ -373,7 +383,7 @@ class SumRounds(_LocalRounds):
         signs = np.asarray(_signs(self.code, self._part.instance.batch_key, state.round))
         rounding = self._source.stream("rounding", round=done)
         noise = self._source.stream("discrete noise", round=done)
-        numbers = integers.noisy(self.code, np.concatenate(leaves), signs, rounding, noise)
+        numbers = integers.noisy(self.code, np.concatenate(leaves), signs, noise, rounding)
         return numbers & (2 ** max(self.code.bits, 2) - 1)
 
     def incoming(self, state: State, sent: Outgoing, total: np.ndarray, present: int) -> State:

@@ -26,12 +26,13 @@ from dpjax.plans.calibration import ByFactor
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Models, State, Tree
 from dpjax.secagg.primitives import derived, key_pair
+from dpjax.secagg.terms import Limits
 from dpjax.sites import wire
 from dpjax.sites.channel import Channel
-from dpjax.sites.compute import SiteRounds, Stored
+from dpjax.sites.compute import LocalRounds, SiteRounds, Stored
 from dpjax.sites.conversation import Conversation
 from dpjax.sites.identity import Identity
-from dpjax.sites.meeting import GROUP_ITEM, Agreement, digest_of, neighbours_of
+from dpjax.sites.meeting import GROUP_ITEM, Agreement, Meeting, digest_of, neighbours_of
 from dpjax.sites.noise import SiteNoise, of_pair
 from dpjax.sites.store import Folder, MustLeave
 
@@ -50,6 +51,8 @@ class Waits:
     Attributes:
         late: After this long, who is waited for is named in the log, again and again.
         linger: How long a site that is done stays for those that are not.
+        enrol: In a sum among sites, how long for all to begin a round.
+        stage: In such a sum, how long for each word.
 
     Example:
         >>> from dpjax.sites.site import Waits
@@ -59,20 +62,21 @@ class Waits:
 
     late: float = 60.0
     linger: float = 60.0
+    enrol: float = 60.0
+    stage: float = 60.0
 
     def __post_init__(self) -> None:
         """Refuse what is no time."""
-        _validate.fields(self, _validate.positive, "late", "linger")
+        _validate.fields(self, _validate.positive, "late", "linger", "enrol", "stage")
+
+    @property
+    def of_sums(self) -> Limits:
+        """Those of a sum."""
+        return Limits(enrol=self.enrol, stage=self.stage)
 
 
-class Site:
-    """One site of a run.
-
-    Guarantee: what `Site.guarantee` states, for this site's records, against a participant that
-    sees every message of every site, whatever others send. One message a round leaves, the same
-    bytes however often the process is killed, each with noise of an address of its own. It holds
-    if nobody copies the folder, or starts from an older copy of it while none of the neighbours
-    that answer has a later message; and if the secret stays secret.
+class SiteLoop:
+    """The loop of a site, whatever its rounds say: `Site` gossips, `SumSite` adds up.
 
     Args:
         agreement: The project that all sites compare.
@@ -86,6 +90,7 @@ class Site:
             model, so that sites then compare its values and those of frozen leaves.
 
     Attributes:
+        compute: The rounds.
         guarantee: What all rounds guarantee, finite precision included.
 
     Raises:
@@ -93,17 +98,13 @@ class Site:
             of another project, and what the plan cannot do at sites.
 
     Example:
-        >>> import dpjax as dp
-        >>> def train(settings):
-        ...     site = dp.site("plan.json", {"file": "records.csv"}, settings)
-        ...     for progress in site.rounds():
-        ...         print(progress.round, progress.metrics["test_accuracy"])
-        ...     site.save("model.npz")
-        >>> train({"name": "lyon"})
-        Traceback (most recent call last):
-            ...
-        ValueError: certificate is missing in the site's settings; give it as text
+        >>> from dpjax.sites.site import Site, SiteLoop
+        >>> issubclass(Site, SiteLoop)
+        True
     """
+
+    compute: LocalRounds
+    _conversation: Meeting
 
     def __init__(
         self,
@@ -120,6 +121,7 @@ class Site:
         self.agreement = agreement
         self.name = identity.name
         self.waits = waits or Waits()
+        self._is_linked = False
         plan = agreement.plan
         names = agreement.names
         if self.name not in names:
@@ -130,7 +132,7 @@ class Site:
                 "the key that the project pins"
             )
         number = names.index(self.name)
-        self._group = tuple(names[member] for member in group_of(plan, number))
+        self.compute = self._rounds_of(plan, problem, number)
         if (secret is None) == (len(self._group) > 1):
             if secret is not None:
                 raise ValueError("secret is given, and this noise has no group's; leave it out")
@@ -144,11 +146,6 @@ class Site:
                 "problem has init_per_agent=True, whose first models sites cannot compare, and "
                 "which are sent; give one first model to all"
             )
-        self._is_linked = plan.guarantee.secrets == "links"
-        rows = [len(self._group)]
-        if self._is_linked:
-            rows += [1] * len(neighbours_of(agreement, number))
-        self.compute = SiteRounds(plan, problem, number, rows, seed=agreement.seed)
         if agreement.average_rounds and not self.compute.averages:
             raise ValueError(
                 f"average_rounds is {agreement.average_rounds} for method {plan.method}, "
@@ -163,6 +160,14 @@ class Site:
         self._state: State | None = None
         self._folder = Folder(folder)
         self._begin(identity, [problem.frozen] if is_own else None)
+
+    def _rounds_of(self, plan: Plan, problem: Problem, number: int) -> LocalRounds:
+        """The rounds of this site, and whose secrets its noise is of."""
+        raise NotImplementedError
+
+    def _met(self, identity: Identity, presence: wire.Presence) -> Meeting:
+        """What is said in the run."""
+        raise NotImplementedError
 
     @property
     def round(self) -> int:
@@ -208,16 +213,8 @@ class Site:
                 folder.drawn("secret")
             if self._is_linked:
                 exchange = key_pair(folder.drawn("exchange")).public
-        self._conversation = Conversation(
-            self.agreement,
-            identity,
-            self._channel,
-            folder,
-            wire.signed_presence(identity, nonce, self._terms(public), exchange),
-            group=self._group,
-            shapes=self.compute.message,
-            rounds=self._last,
-        )
+        presence = wire.signed_presence(identity, nonce, self._terms(public), exchange)
+        self._conversation = self._met(identity, presence)
         if begun is not None:
             with self._telling_of_end():
                 self._conversation.resume(begun)
@@ -354,22 +351,7 @@ class Site:
 
     def _step(self) -> Metrics:
         """Compute, store, send, receive and absorb one round."""
-        state = self._state
-        assert state is not None
-        conversation = self._conversation
-        sent, message = self._computed(state)
-        conversation.send(message)
-        self._wait(conversation.missing)
-        received = {}
-        for peer in conversation.neighbours.values():
-            if peer.sends:
-                received[peer.number] = conversation.arrived[peer.name, self.round]
-        if sent is None:
-            new = self.compute.averaged(state, received)
-        else:
-            new = self.compute.incoming(state, sent, received)
-        self._absorb(new)
-        return {} if sent is None else sent.metrics
+        raise NotImplementedError
 
     def _measured(self, of_round: Metrics) -> dict[str, np.ndarray]:
         """Metrics of a round and of the models after it, [1, 1] each."""
@@ -379,33 +361,11 @@ class Site:
         metrics.pop(NOT_FINITE, None)
         return {name: np.reshape(np.asarray(value), (1, 1)) for name, value in metrics.items()}
 
-    def _computed(self, state: State) -> tuple[Outgoing | None, wire.RoundMessage]:
-        """The round's message: the stored one, or a new one that is stored now."""
-        conversation = self._conversation
-        if conversation.doubt is not None:
-            raise MustLeave(conversation.doubt)
-        stored = conversation.stored()
-        sent: Outgoing | None = None
-        numbers: Tree = state.models
-        if self.round < self.compute.rounds:
-            sent = self.compute.outgoing(state)
-            numbers = sent.message
-        message = conversation.store(numbers) if stored is None else stored
-        if sent is not None:
-            # What others have, should another library or machine compute other last bits.
-            sent = sent._replace(message=conversation.numbers(message))
-        return sent, message
-
-    def _absorb(self, new: State) -> None:
-        """Put the next state on disk, then let go of the messages that it is made of."""
-        conversation = self._conversation
-        conversation.settle()
+    def _keep(self, new: State) -> None:
+        """Put the next state on disk, with what was heard for it."""
+        self._conversation.settle()
         self._folder.replace("state", _packed(self.compute.stored(new)))
-        conversation.audit.note("absorbed", round=self.round)
         self._state = new
-        conversation.absorbed()
-        if self.round == self.compute.rounds:
-            self._forget()
 
     def _finish(self) -> None:
         """Stay until all neighbours have absorbed the last round, or for the time of lingering."""
@@ -460,14 +420,13 @@ class Site:
                 # JSON has no infinity.
                 state["silence_s"] = round(silence, 1) if silence < np.inf else None
             peers[peer.name] = state
-        last = conversation.log.last(self.name)
         status = {
             "name": self.name,
             "time": time.time(),
             "doing": doing,
             "round": self.round,
             "rounds": self._last,
-            "sent": 0 if last is None else last.round + 1,
+            "sent": conversation.sent,
             "caption": self.guarantee.caption(),
             "peers": peers,
         }
@@ -513,6 +472,99 @@ def group_of(plan: Plan, site: int) -> tuple[int, ...]:
         return (site,)
     group = calibration.groups(noise.factor)
     return tuple(np.flatnonzero(group == group[site]).tolist())
+
+
+class Site(SiteLoop):
+    """One site of a run.
+
+    Guarantee: what `Site.guarantee` states, for this site's records, against a participant that
+    sees every message of every site, whatever others send. One message a round leaves, the same
+    bytes however often the process is killed, each with noise of an address of its own. It holds
+    if nobody copies the folder, or starts from an older copy of it while none of the neighbours
+    that answer has a later message; and if the secret stays secret.
+
+    Example:
+        >>> import dpjax as dp
+        >>> def train(settings):
+        ...     site = dp.site("plan.json", {"file": "records.csv"}, settings)
+        ...     for progress in site.rounds():
+        ...         print(progress.round, progress.metrics["test_accuracy"])
+        ...     site.save("model.npz")
+        >>> train({"name": "lyon"})
+        Traceback (most recent call last):
+            ...
+        ValueError: certificate is missing in the site's settings; give it as text
+    """
+
+    compute: SiteRounds
+    _conversation: Conversation
+
+    def _rounds_of(self, plan: Plan, problem: Problem, number: int) -> SiteRounds:
+        """The rounds of this site, and whose secrets its noise is of."""
+        self._group = tuple(self.agreement.names[member] for member in group_of(plan, number))
+        self._is_linked = plan.guarantee.secrets == "links"
+        rows = [len(self._group)]
+        if self._is_linked:
+            rows += [1] * len(neighbours_of(self.agreement, number))
+        return SiteRounds(plan, problem, number, rows, seed=self.agreement.seed)
+
+    def _met(self, identity: Identity, presence: wire.Presence) -> Conversation:
+        """What is said in the run."""
+        return Conversation(
+            self.agreement,
+            identity,
+            self._channel,
+            self._folder,
+            presence,
+            group=self._group,
+            shapes=self.compute.message,
+            rounds=self._last,
+        )
+
+    def _step(self) -> Metrics:
+        """Compute, store, send, receive and absorb one round."""
+        state = self._state
+        assert state is not None
+        conversation = self._conversation
+        sent, message = self._computed(state)
+        conversation.send(message)
+        self._wait(conversation.missing)
+        received = {}
+        for peer in conversation.neighbours.values():
+            if peer.sends:
+                received[peer.number] = conversation.arrived[peer.name, self.round]
+        if sent is None:
+            new = self.compute.averaged(state, received)
+        else:
+            new = self.compute.incoming(state, sent, received)
+        self._absorb(new)
+        return {} if sent is None else sent.metrics
+
+    def _computed(self, state: State) -> tuple[Outgoing | None, wire.RoundMessage]:
+        """The round's message: the stored one, or a new one that is stored now."""
+        conversation = self._conversation
+        if conversation.doubt is not None:
+            raise MustLeave(conversation.doubt)
+        stored = conversation.stored()
+        sent: Outgoing | None = None
+        numbers: Tree = state.models
+        if self.round < self.compute.rounds:
+            sent = self.compute.outgoing(state)
+            numbers = sent.message
+        message = conversation.store(numbers) if stored is None else stored
+        if sent is not None:
+            # What others have, should another library or machine compute other last bits.
+            sent = sent._replace(message=conversation.numbers(message))
+        return sent, message
+
+    def _absorb(self, new: State) -> None:
+        """Put the next state on disk, then let go of the messages that it is made of."""
+        self._keep(new)
+        conversation = self._conversation
+        conversation.audit.note("absorbed", round=self.round)
+        conversation.absorbed()
+        if self.round == self.compute.rounds:
+            self._forget()
 
 
 def _packed(stored: Stored) -> _files.Content:

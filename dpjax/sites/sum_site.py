@@ -1,0 +1,211 @@
+"""One process a site, in a run whose sites add up among themselves.
+
+The loop is `dpjax.sites.site.SiteLoop`'s. A round asks `dpjax.sites.peers.PeerSums` for the sum of all
+sites' whole numbers, and steps by it; a round without a sum changes no model.
+"""
+
+import logging
+
+import numpy as np
+
+from dpjax.accounting.discrete import Cohort
+from dpjax.engine.step import Metrics
+from dpjax.learning.problem import Problem
+from dpjax.plans.plan import Plan
+from dpjax.plans.sums import CalibratedCode
+from dpjax.secagg.terms import Limits
+from dpjax.sites import wire
+from dpjax.sites.channel import Channel
+from dpjax.sites.compute import SumRounds
+from dpjax.sites.identity import Identity
+from dpjax.sites.meeting import Agreement, Meeting, Neighbour
+from dpjax.sites.peers import PeerSums, PeerTerms
+from dpjax.sites.site import SiteLoop
+from dpjax.sites.store import Folder
+
+__all__ = ()
+
+_log = logging.getLogger("dpjax.sites")
+SPOILED = 3
+"""Rounds without a sum after which sites stop: each is charged."""
+
+
+class SumMeeting(Meeting):
+    """What sites say of sums, over the sessions of a meeting.
+
+    Guarantee: that of `dpjax.sites.peers.PeerSums`.
+
+    Args:
+        agreement: What all sites agree on.
+        identity: This site.
+        channel: To all other sites.
+        folder: Of the run.
+        presence: This site's own.
+        terms: Of the sums.
+        limits: How long the site waits in a sum.
+
+    Attributes:
+        sums: This site's part in them.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        identity: Identity,
+        channel: Channel,
+        folder: Folder,
+        presence: wire.Presence,
+        *,
+        terms: PeerTerms,
+        limits: Limits,
+    ) -> None:
+        neighbours = others_of(agreement, identity.name)
+        parts = agreement, identity, channel, folder, presence
+        super().__init__(*parts, group=(identity.name,), neighbours=neighbours)
+        self.sums = PeerSums(
+            terms,
+            identity,
+            agreement.roster,
+            folder,
+            limits=limits,
+            spoiled=SPOILED,
+            say=self._say,
+        )
+
+    @property
+    def sent(self) -> int:
+        """Rounds whose vector may be out."""
+        return len(self.sums.charged)
+
+    def recall(self, round: int) -> None:
+        """Read notes and sums."""
+        self.round = round
+        self.sums.resume(self.run, round)
+
+    def begun(self) -> None:
+        """Begin to add up with those who are here."""
+        self.sums.resume(self.run, 0)
+        for peer in self.neighbours.values():
+            if peer.live:
+                self.sums.came(peer.name)
+
+    def absorbed(self) -> None:
+        """Go on to the next round: the state after this one is on disk."""
+        self.sums.absorbed()
+        self.round = self.sums.round
+
+    def end(self) -> None:
+        """End the sessions."""
+        self.flush()
+        for peer in self.neighbours.values():
+            peer.live = False
+
+    def behind(self) -> list[str]:
+        """Who has not said that it is in the round that this site is in."""
+        return [name for name in self.neighbours if self.sums.places.get(name, 0) < self.round]
+
+    def unmet(self) -> list[str]:
+        """With whom no session was opened yet, while too few are here for a sum."""
+        absent = super().unmet()
+        spare = len(self.neighbours) + 1 - self.sums.terms.minimum
+        return absent if len(absent) > spare else []
+
+    def welcome(self, peer: Neighbour) -> None:
+        """Say to a new session where this site is."""
+        self.sums.came(peer.name)
+
+    def parted(self, peer: Neighbour) -> None:
+        """Wait no longer for a site."""
+        if self.run:
+            self.sums.left(peer.name)
+
+    def take(self, peer: Neighbour, frame: wire.Frame) -> None:
+        """Take what a site says of sums."""
+        try:
+            self.sums.hear(peer.name, frame)
+        finally:
+            self.doubt = self.doubt or self.sums.doubt
+
+    def idle(self, is_quiet: bool) -> None:
+        """Do what it is time for."""
+        if self.run:
+            with self._guard:
+                self.sums.tick()
+
+    def _say(self, name: str, frame: wire.Frame) -> None:
+        peer = self.neighbours[name]
+        if peer.live:
+            peer.backlog.append(wire.encoded(frame))
+
+
+class SumSite(SiteLoop):
+    """One site of a run whose sites add up among themselves.
+
+    Guarantee: what `Site.guarantee` states, for this site's records, against sites that collude, as
+    many as the plan says, the one that adds up among them. A vector leaves the site at most once a
+    round, under masks. It holds if nobody copies the folder, or starts from an older copy of it.
+
+    Example:
+        >>> from dpjax.sites.sum_site import SumSite
+        >>> SumSite.__name__
+        'SumSite'
+    """
+
+    compute: SumRounds
+    _conversation: SumMeeting
+
+    def _rounds_of(self, plan: Plan, problem: Problem, number: int) -> SumRounds:
+        """The rounds of this site, whose noise is its own."""
+        self._group = (self.name,)
+        return SumRounds(plan, problem, number, seed=self.agreement.seed)
+
+    def _met(self, identity: Identity, presence: wire.Presence) -> SumMeeting:
+        """What is said, with those that the plan's sums are for."""
+        noise = self.agreement.plan.noise
+        assert isinstance(noise, CalibratedCode)
+        cohort: Cohort = noise.part.cohort(self.agreement.plan.agents)
+        terms = PeerTerms.of(
+            self.compute.code, dropouts=cohort.dropouts, colluders=cohort.colluders
+        )
+        parts = self.agreement, identity, self._channel, self._folder, presence
+        return SumMeeting(*parts, terms=terms, limits=self.waits.of_sums)
+
+    def _step(self) -> Metrics:
+        """Compute, add up and step."""
+        state = self._state
+        assert state is not None
+        conversation = self._conversation
+        sums = conversation.sums
+        sent = self.compute.outgoing(state)
+        if sums.is_wanted:
+            sums.offer(self.compute.vector(state, sent))
+        self._wait(sums.missing)
+        outcome = sums.outcome
+        total = np.zeros(self.compute.code.padded, np.uint64)
+        survivors: tuple[int, ...] = ()
+        if isinstance(outcome, wire.Opened):
+            total = sums.vector(outcome)
+            survivors = outcome.survivors
+        new = self.compute.incoming(state, sent, total, len(survivors))
+        self._keep(new)
+        names = [self.agreement.names[number] for number in survivors]
+        conversation.audit.note("opened", round=self.round, survivors=" ".join(names))
+        conversation.absorbed()
+        if self.round == self._last:
+            sums.finish()
+            self._forget()
+        return sent.metrics
+
+
+def others_of(agreement: Agreement, name: str) -> dict[str, Neighbour]:
+    """All other sites, by name.
+
+    Args:
+        agreement: What all sites agree on.
+        name: This site's.
+    """
+    return {
+        other: Neighbour(other, number, sends=True, hears=True)
+        for number, other in enumerate(agreement.names)
+        if other != name
+    }
