@@ -528,7 +528,8 @@ def part(
         ValueError: For a method, exchange, noise or sampler that needs all agents.
     """
     tasks = arguments.check_run(plan, problem, [seed], agents)
-    _check_network(plan)
+    if encoding is None:
+        _check_network(plan)
     members = _validate.agents("agents", agents, maximum=plan.agents - 1)
     senders = tuple(plan.senders[agent] for agent in members)
     method = plan.method

@@ -23,7 +23,7 @@ from dpjax.sites.store import Audit
 
 if TYPE_CHECKING:
     from dpjax.engine.result import Progress
-    from dpjax.sites.site import Site
+    from dpjax.sites.site import SiteLoop
 
 __all__ = ()
 

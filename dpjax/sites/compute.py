@@ -346,6 +346,8 @@ class SumRounds(LocalRounds):
         # As a release: a message that is not finite goes nowhere.
         part = part._replace(statics=part.statics._replace(release=True))
         super().__init__(plan, part, problem)
+        # Its noise is exact, and the site's own, which no run of one process can say.
+        self.guarantee = self.guarantee.replace(release=True, sites=True)
         self._source: SiteNoise | None = None
 
     def begin(self, sources: Iterable[SiteNoise]) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import inspect
 import io
+import itertools
 import json
 import re
 import textwrap
@@ -31,6 +32,8 @@ from dpjax import _files, _validate
 from dpjax._version import __version__
 from dpjax.accounting import parties
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.algorithms.exchange import Trusted
+from dpjax.algorithms.federated import Federated
 from dpjax.data.partition import Partition
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
@@ -51,9 +54,11 @@ from dpjax.plans.settings import (
     part_titles,
     titles_of,
 )
+from dpjax.plans.sums import CalibratedCode, Discrete
 from dpjax.protocols import Arrays
 from dpjax.sites.data import Schema
 from dpjax.sites.identity import Roster
+from dpjax.sites.peers import PeerTerms
 from dpjax.sites.site import group_of
 from dpjax.topology import graphs, nodes
 from dpjax.topology.mixing import Mixing, metropolis_hastings
@@ -81,6 +86,8 @@ _TOGETHER = {
     "own": "All other sites together, a coalition, learn no more than the epsilon says.",
     "group": _OF_GROUP,
     "shared": _OF_GROUP,
+    "shares": "A coalition of sites is covered as far as the statement counts colluders, the site "
+    "that adds up among them.",
     "links": "A coalition of sites is covered only where the statement names it. Pair keys protect "
     "only if the names in the roster are distinct organisations.",
 }
@@ -99,7 +106,9 @@ _WIDTH = 100
 _REMEDY = "get both files again"
 _REQUIRED = ("rounds", "network", "model", "protect", "budget", "noise", "sampler", "optimizer")
 _DEFAULTS = {"seed": 0, "average_rounds": 0, "data": {}}
-_DRAWN = {type(part).__name__: part.terms.released for part in DESIGNS.values()}
+_SUMS = Discrete.__name__
+"""The noise of sums among sites."""
+_DRAWN = {type(part).__name__: part.terms.released for part in DESIGNS.values()} | {_SUMS: True}
 """Classes of noise by name, and whether sites draw it."""
 _KEYS = {"protocol", "package", "settings", "roster", "schema", "arrays"}
 # What a file may hold at most: limits of memory, not of plans.
@@ -351,11 +360,13 @@ def _made(settings: Section, roster: Roster, schema: Section) -> tuple[bytes, di
         graph = graphs.parse(network.pop("graph"))
         names = nodes.labels(graph)
         network["edges"] = [[names[end] for end in edge] for edge in graph.edges]
+    meaning = Schema.of(schema)
+    check_sections(settings, ("model", "noise"))
+    module, shapes, loss = _model(settings["model"], meaning)
+    settings = _with_sums(settings, tuple(roster), _size(shapes))
     target = _target(settings, roster)
     noise = _made_noise(target)
     _plan(target, noise)
-    meaning = Schema.of(schema)
-    module, _, loss = _model(settings["model"], meaning)
     # A record of any kind, so that no site is the first to hear of a wrong metric.
     record = np.zeros((1, *meaning.shape), np.float32), np.ones(1, np.int32)
     _problem(settings["model"], module, loss, (record, record), "study")
@@ -460,10 +471,30 @@ def _target(settings: Section, roster: Roster) -> Target:
     parts["release"] = terms.released
     matrix = constructed("network", network, {**settings["network"], "names": names})
     (design,) = designs
+    if isinstance(design, Discrete) and isinstance(parts["method"], Federated):
+        # Whoever adds up opens no sum of fewer.
+        aggregate = Trusted(dropouts=design.dropouts)
+        parts["method"] = dataclasses.replace(parts["method"], aggregate=aggregate)
+        if not (matrix > 0).all():
+            raise ValueError("[network] lacks links, and all sites add up together; leave it out")
     with naming(part_titles(parts, {"noise": design})):
         config = Config(noise=design, **parts)
         numbers: Any = [counts[name] for name in needed]
         return Target(config, matrix, numbers or None)
+
+
+def _with_sums(settings: Section, names: tuple[str, ...], size: int) -> Section:
+    """Settings with what follows where sites add up: links, method and the size of vectors."""
+    designs = settings["noise"]
+    if len(designs) != 1 or designs[0].get("name") != _SUMS:
+        return settings
+    pairs = itertools.combinations(names, 2)
+    return {
+        "network": {"edges": [list(pair) for pair in pairs]},
+        "method": {"name": Federated.__name__},
+        **settings,
+        "noise": [{"size": size, **designs[0]}],
+    }
 
 
 def network(names: tuple[str, ...], edges: Any) -> Mixing:
@@ -483,6 +514,10 @@ def _plan(target: Target, noise: Calibrated) -> Plan:
     """The plan, audited; refused where no site can make its own part of a round."""
     plan = Plan(target, noise, calibration.guarantee_of(target, noise))
     _stated(plan)  # Refuses what holds for no sites.
+    if isinstance(noise, CalibratedCode):
+        # Refuses as many dropouts and colluders as no sum among sites has.
+        PeerTerms.of(noise.code, dropouts=noise.part.dropouts, colluders=noise.part.colluders)
+        return plan
     receives = plan.method.exchange.for_agents(plan.mixing, [0], plan.senders[:1])
     draws = noise.privatizer(target).for_agents(plan.arrays, [0])
     if not compatibility.by_agent(plan.method) or receives is None or draws is None:

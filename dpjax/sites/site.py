@@ -105,6 +105,7 @@ class SiteLoop:
 
     compute: LocalRounds
     _conversation: Meeting
+    _group: tuple[str, ...]
 
     def __init__(
         self,

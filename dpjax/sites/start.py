@@ -24,8 +24,9 @@ from dpjax.sites.identity import Identity, Renewal, Roster
 from dpjax.sites.meeting import Agreement, neighbours_of
 from dpjax.sites.project import Project, budget_fault, values_of
 from dpjax.sites.relay import Forwarder
-from dpjax.sites.site import Site, Waits
+from dpjax.sites.site import Site, SiteLoop, Waits
 from dpjax.sites.store import shared_secret
+from dpjax.sites.sum_site import SumSite
 
 __all__ = ["site"]
 
@@ -68,7 +69,7 @@ def site(
     settings: _Settings | _files.PathLike,
     *,
     insecure_loopback: bool = False,
-) -> Site:
+) -> SiteLoop:
     """Return a site, ready to run: ``site.run()``, or ``for progress in site.rounds()``.
 
     Guarantee: `dpjax.sites.site.Site`'s. Nothing listens without certificates, unless
@@ -147,7 +148,8 @@ def site(
     channel = _channel(project, identity, files, values, ChannelLimits(**limits), insecure_loopback)
     waits = Waits(**values.get("waits", {}))
     folder = home / values["folder"]
-    made = Site(
+    kind = SumSite if project.plan.guarantee.sum_only else Site
+    made = kind(
         project,
         problem,
         site_identity,

@@ -1,7 +1,7 @@
 """One process a site, in a run whose sites add up among themselves.
 
-The loop is `dpjax.sites.site.SiteLoop`'s. A round asks `dpjax.sites.peers.PeerSums` for the sum of all
-sites' whole numbers, and steps by it; a round without a sum changes no model.
+The loop is `SiteLoop`. A round asks `dpjax.sites.peers.PeerSums` for the sum of all sites' whole
+numbers, and steps by it; a round without a sum changes no model.
 """
 
 import logging
