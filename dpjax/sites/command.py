@@ -237,7 +237,7 @@ class _Metrics:
             file.write(line + "\n")
 
 
-def _end(member: "Site") -> int:
+def _end(member: "SiteLoop") -> int:
     """Write what the site ends with, and say where it is: journals keep what is printed."""
     model = member.folder / "model.npz"
     if not model.exists():

@@ -78,6 +78,10 @@ _AVERAGING = """\
 _GROUP = """\
 - A group's sites delete all copies of its secret's file after the run.
 """
+_GOSSIP = "one message, the same to all of its neighbours"
+_ADDING = (
+    "one vector under masks to the site that adds up, which all are in turn, and all learn the sum"
+)
 _OF_GROUP = (
     "A group's secret protects from non-members alone, also from several together. It is replaced "
     "when a member leaves."
@@ -267,7 +271,11 @@ class Project:
             neighbours = ", ".join(self.names[sender] for sender in senders)
             others = ", ".join(self.names[other] for other in sharing if other != number)
             rows.append(f"| {number} | {name} | {neighbours} | {others or 'nobody'} |")
-        payload = jax.eval_shape(self.plan.method.payload, self.shapes)
+        sending = _GOSSIP
+        numbers = _size(jax.eval_shape(self.plan.method.payload, self.shapes))
+        if isinstance(self.plan.noise, CalibratedCode):
+            sending = _ADDING
+            numbers = self.plan.noise.code.padded
         parameters = _size(self.shapes)
         averaging = ""
         if self.average_rounds:
@@ -283,7 +291,8 @@ class Project:
             columns="\n".join(columns),
             parameters=parameters,
             averaging=averaging,
-            numbers=_size(payload),
+            sending=sending,
+            numbers=numbers,
             counts="does not tell" if self.plan.counts is None else "tells",
             statement="\n\n".join(textwrap.fill(text, _WIDTH) for text in paragraphs),
             warning=warning,

@@ -24,6 +24,7 @@ from dpjax.learning.problem import Problem
 from dpjax.plans import calibration
 from dpjax.plans.calibration import ByFactor
 from dpjax.plans.plan import Plan
+from dpjax.plans.sums import CalibratedCode
 from dpjax.protocols import Models, State, Tree
 from dpjax.secagg.primitives import derived, key_pair
 from dpjax.secagg.terms import Limits
@@ -463,6 +464,9 @@ def group_of(plan: Plan, site: int) -> tuple[int, ...]:
         ValueError: For noise that sites do not draw.
     """
     noise: object = plan.noise
+    if isinstance(noise, CalibratedCode):
+        # Shares of a sum are each site's own.
+        return (site,)
     if not isinstance(noise, ByFactor):
         raise ValueError(
             f"plan has noise {plan.config.noise}, which sites do not draw as it is; give "

@@ -12,7 +12,7 @@ import pytest
 import dpjax as dp
 from benchmarks._local_sites import LocalChannel, Network
 from dpjax.algorithms.exchange import Trusted
-from dpjax.sites import wire
+from dpjax.sites import project, wire
 from dpjax.sites.compute import SumRounds
 from dpjax.sites.identity import Identity, Roster
 from dpjax.sites.noise import SiteNoise
@@ -21,6 +21,7 @@ from dpjax.sites.store import Audit
 from dpjax.sites.sum_site import SumSite
 from tests.sites import sum_world
 from tests.sites.test_compute import FEATURES, problem_of
+from tests.sites.test_project import NAMES, SCHEMA, SETTINGS, roster
 
 SITES = 6
 ROUNDS = 5
@@ -206,3 +207,31 @@ def test_the_guarantee_is_of_sums(tmp_path: Path, identities: dict[str, Identity
     with pytest.raises(ValueError, match="colluders=1 at least"):
         noise = dp.noise.Discrete(size=FEATURES + 1, dropouts=1)
         Runner(plan_of_sums(noise=noise), identities, tmp_path / "none").site("site-00")
+
+
+def test_a_plan_file_of_sums(tmp_path: Path) -> None:
+    sums = {
+        "noise": [{"name": "Discrete", "colluders": 1}],
+        "protect": {"relation": "zero_out_record", "clip_norm": 1.0, "attacker": "aggregator"},
+        "budget": {"epsilon": 3.0, "delta": 1e-5, "accountant": "zcdp"},
+        "average_rounds": 0,
+    }
+    settings = {name: value for name, value in SETTINGS.items() if name != "network"} | sums
+    made = project.write(settings, roster(*NAMES), SCHEMA, tmp_path / "plan.json")
+    loaded = project.Project.load(tmp_path / "plan.json")
+    assert loaded.digest == made.digest
+    # All else follows from the noise: every site has links with all others, and a model's numbers.
+    assert loaded.plan.noise.code.size == sum(leaf.size for leaf in jax.tree.leaves(made.shapes))
+    assert loaded.plan.senders == ((1, 2), (0, 2), (0, 1))
+    assert loaded.plan.guarantee.epsilon <= 3.0
+    page = " ".join(loaded.document().split())
+    assert "one vector under masks" in page and f"{loaded.plan.noise.code.padded} numbers" in page
+    assert "the one that adds up among them" in page
+    for changes, message in (
+        ({"noise": [{"name": "Discrete"}]}, "colluders"),
+        ({"noise": [{"name": "Discrete", "colluders": 1, "dropouts": 1}]}, "2 dropouts"),
+        ({"network": SETTINGS["network"]}, "network"),
+        ({"method": {"name": "DSGD"}}, "Federated"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            project.write(settings | changes, roster(*NAMES), SCHEMA, tmp_path / "other.json")
