@@ -188,6 +188,8 @@ class SumSite(SiteLoop):
             survivors = outcome.survivors
         new = self.compute.incoming(state, sent, total, len(survivors))
         self._keep(new)
+        if self.round in sums.charged:
+            conversation.audit.note("sent", round=self.round)
         names = [self.agreement.names[number] for number in survivors]
         conversation.audit.note("opened", round=self.round, survivors=" ".join(names))
         conversation.absorbed()

@@ -178,7 +178,7 @@ def test_sites_add_up_and_train(tmp_path: Path, identities: dict[str, Identity])
     for outcome in runner.outcomes("site-03"):
         assert outcome.survivors == tuple(range(SITES))
     for name in identities:
-        assert Audit.check(tmp_path / name / "audit.jsonl") == 1 + ROUNDS
+        assert Audit.check(tmp_path / name / "audit.jsonl") == 1 + 2 * ROUNDS
         assert not (tmp_path / name / "secret").exists()
 
 
