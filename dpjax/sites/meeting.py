@@ -78,6 +78,10 @@ class Agreement(Protocol):
     def average_rounds(self) -> int:
         """How often sites average on after the last round, without noise."""
 
+    @property
+    def spoiled(self) -> int:
+        """Rounds without a sum after which sites that add up stop."""
+
     def terms(self) -> Mapping[str, str]:
         """What sites compare: items, each with its digest or text."""
 

@@ -117,7 +117,9 @@ _DRAWN = {type(part).__name__: part.terms.released for part in DESIGNS.values()}
 _KEYS = {"protocol", "package", "settings", "roster", "schema", "arrays"}
 # What a file may hold at most: limits of memory, not of plans.
 _MOST_SITES = 500
-_MOST = {"rounds": 100_000, "seed": 2**32 - 1, "average_rounds": 100_000}
+_MOST = {"rounds": 100_000, "seed": 2**32 - 1, "average_rounds": 100_000, "spoiled": 100_000}
+SPOILED = 3
+"""Rounds without a sum after which sites stop, where a plan does not say."""
 _MOST_TEXT = 2**22
 _MOST_ARRAYS = 2**28
 
@@ -213,6 +215,11 @@ class Project:
                 settings["seed"],
                 settings["average_rounds"],
             )
+
+    @property
+    def spoiled(self) -> int:
+        """Rounds without a sum after which sites that add up stop: each is charged."""
+        return int(self.settings.get("spoiled", SPOILED))
 
     def described(self) -> dict[str, np.ndarray]:
         """Return what whoever uses a model needs: features and their ranges [k, 2], the label."""
@@ -337,8 +344,8 @@ def write(settings: Section, roster: Roster, schema: Section, path: _files.PathL
             (``edges``, pairs of names, or ``graph``, a file of them), model, protect, budget, noise
             (one), sampler, optimizer, method, and data (``counts`` by site, where the sampler needs
             them); ``rounds``,
-            ``seed`` and ``average_rounds``, which is how often models are averaged after the last
-            round.
+            ``seed``; ``average_rounds``, which is how often models are averaged after the last
+            round; ``spoiled``, after how many rounds without a sum sites that add up stop.
         roster: The sites, whose order becomes the plan's: where settings number agents, as for
             subgroups, they number the roster from 0.
         schema: As `dpjax.sites.data.Schema.of` takes it.
@@ -444,7 +451,7 @@ def _target(settings: Section, roster: Roster) -> Target:
     check_keys("", settings, SECTIONS.keys() | _MOST)
     check_sections(settings, _REQUIRED)
     for name, most in _MOST.items():
-        _validate.integer(name, settings[name], minimum=0, maximum=most)
+        _validate.integer(name, settings.get(name, 0), minimum=0, maximum=most)
     for section in settings["noise"]:
         name = section.get("name")
         # Of other designs the rules below say why sites draw none.
@@ -501,6 +508,7 @@ def _with_sums(settings: Section, names: tuple[str, ...], size: int) -> Section:
     return {
         "network": {"edges": [list(pair) for pair in pairs]},
         "method": {"name": Federated.__name__},
+        "spoiled": SPOILED,
         **settings,
         "noise": [{"size": size, **designs[0]}],
     }

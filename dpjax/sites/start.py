@@ -22,7 +22,7 @@ from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import ChannelLimits
 from dpjax.sites.identity import Identity, Renewal, Roster
 from dpjax.sites.meeting import Agreement, neighbours_of
-from dpjax.sites.project import Project, budget_fault, values_of
+from dpjax.sites.project import SPOILED, Project, budget_fault, values_of
 from dpjax.sites.relay import Forwarder
 from dpjax.sites.site import Site, SiteLoop, Waits
 from dpjax.sites.store import shared_secret
@@ -37,7 +37,7 @@ _Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]
 _KEYS = frozenset(
     ("name", "plan", "certificate", "key", "authority", "folder", "listen", "secret", "departed")
     + ("neighbours", "data", "held_out", "waits", "limits", "renewals", "home", "certificates")
-    + ("seed", "average_rounds", "relays")
+    + ("seed", "average_rounds", "relays", "spoiled")
 )
 _SECTIONS = {
     section: frozenset(field.name for field in dataclasses.fields(kind))
@@ -87,8 +87,8 @@ def site(
             neighbours (name = "host:port"); where they apply listen ("host:port"), relays (name =
             "host:port") in place of both, secret (the file of a group's), held_out (the share that
             measures), departed (names), renewals (files), waits (late, linger) and limits. Beside a
-            plan, certificates (files of all sites, in the order of its agents), seed and
-            average_rounds.
+            plan, certificates (files of all sites, in the order of its agents), seed,
+            average_rounds and spoiled.
         insecure_loopback: Run without TLS, on one machine.
 
     Returns:
@@ -177,6 +177,7 @@ class _Programmed:
         model: Digest of paths, shapes and dtypes of a model's leaves.
         seed: Of the first models and of batches; public.
         average_rounds: How often sites average on after the last round, without noise.
+        spoiled: Rounds without a sum after which sites that add up stop.
     """
 
     plan: Plan
@@ -184,6 +185,7 @@ class _Programmed:
     model: str
     seed: int = 0
     average_rounds: int = 0
+    spoiled: int = SPOILED
 
     @classmethod
     def of(cls, plan: Plan, data: object, values: _Settings, home: Path) -> "_Programmed":
@@ -198,7 +200,8 @@ class _Programmed:
             raise ValueError(f"certificates are {len(roster)} for {plan.agents} agents; give all")
         shapes = jax.eval_shape(data.init, jax.random.key(0))
         model = hashlib.sha256(str(jax.tree.leaves_with_path(shapes)).encode()).hexdigest()
-        options = {key: values[key] for key in ("seed", "average_rounds") if key in values}
+        shared = ("seed", "average_rounds", "spoiled")
+        options = {key: values[key] for key in shared if key in values}
         return cls(plan, roster, model, **options)
 
     @property
@@ -223,6 +226,7 @@ class _Programmed:
             "model": self.model,
             "seed": str(self.seed),
             "averages after the last round": str(self.average_rounds),
+            "rounds without a sum": str(self.spoiled),
             "package version": __version__,
         }
 

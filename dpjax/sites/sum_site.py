@@ -26,8 +26,6 @@ from dpjax.sites.store import Folder
 __all__ = ()
 
 _log = logging.getLogger("dpjax.sites")
-SPOILED = 3
-"""Rounds without a sum after which sites stop: each is charged."""
 
 
 class SumMeeting(Meeting):
@@ -68,7 +66,7 @@ class SumMeeting(Meeting):
             agreement.roster,
             folder,
             limits=limits,
-            spoiled=SPOILED,
+            spoiled=agreement.spoiled,
             say=self._say,
         )
 

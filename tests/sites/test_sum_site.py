@@ -51,6 +51,7 @@ class Agreed:
     """A project, without its file."""
 
     seed = 3
+    spoiled = 3
     average_rounds = 0
 
     def __init__(self, plan: dp.Plan, identities: Mapping[str, Identity]) -> None:
