@@ -27,7 +27,7 @@ PAGE = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples/hospitals"
 (RENEW,) = re.findall("^dpjax site renew .*$", PAGE, re.MULTILINE)
 RELAY = "dpjax site relay relay.toml"
-OF_PLANS_IN_PYTHON = {"home", "certificates", "seed", "average_rounds"}
+OF_PLANS_IN_PYTHON = {"home", "certificates", "seed", "average_rounds", "spoiled"}
 
 
 def blocks(language: str) -> list[str]:

@@ -8,7 +8,8 @@ import pytest
 import dpjax as dp
 from dpjax.plans.links import PairKeys
 from dpjax.plans.scheduled import ScheduledGaussian
-from tests.sites.test_compute import plan_of
+from tests.sites.test_compute import FEATURES, plan_of
+from tests.sites.test_sum_site import plan_of_sums
 
 SECURITY = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text(encoding="utf-8")
 PROTECTED = "protected"
@@ -28,12 +29,13 @@ COLUMNS = {
     "of groups": [dp.noise.Whisper(subgroups=((0, 1), (2, 3)))],
     "of all": [dp.noise.Pairwise(), dp.noise.Whisper(), dp.noise.SpaceTime()],
     "of links": [PairKeys(1.0)],
+    "of sums": [dp.noise.Discrete(size=FEATURES + 1, dropouts=1, colluders=1)],
 }
 
 
 def table() -> dict[str, dict[str, str]]:
     """Cells by column and row."""
-    lines = re.findall(r"^\|" + r" ([^|]+) \|" * 5 + "$", SECURITY, re.M)
+    lines = re.findall(r"^\|" + r" ([^|]+) \|" * 6 + "$", SECURITY, re.M)
     names, *rows = [line for line in lines if not line[0].startswith("---")]
     columns = zip(*rows, strict=True)
     parties = next(columns)
@@ -51,7 +53,11 @@ def test_table_has_the_secrets_that_sites_draw_from() -> None:
 def test_guarantees_of_sites_say_what_the_table_says(column: str) -> None:
     for noise in COLUMNS[column]:
         attacker = "node" if column == "of links" else "outsider"
-        stated = plan_of(noise, rounds=6, attacker=attacker).guarantee.replace(sites=True)
+        if column == "of sums":
+            plan = plan_of_sums(noise=noise)
+        else:
+            plan = plan_of(noise, rounds=6, attacker=attacker)
+        stated = plan.guarantee.replace(release=True, sites=True)
         parties = {party.party: party.epsilon for party in stated.protection()}
         neighbours = [e for name, e in parties.items() if name.startswith("another participant")]
         protected = [epsilon is not None for epsilon in neighbours]
