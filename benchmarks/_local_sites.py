@@ -2,22 +2,29 @@
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpjax.plans.plan import Plan
+from dpjax.secagg.terms import Limits
+from dpjax.sites import wire
 from dpjax.sites.channel import Event, Traffic
 from dpjax.sites.identity import Authority, Identity, Roster, request
+from dpjax.sites.peers import PeerSums, PeerTerms
+from dpjax.sites.store import Folder
 
 NAMES = ("geneva", "lyon", "nice", "turin")
 
 
-def identities(folder: Path) -> dict[str, Identity]:
+def identities(folder: Path, names: Iterable[str] = NAMES) -> dict[str, Identity]:
     """Of all sites, by an authority for trials."""
     authority = Authority(folder / "authority")
     loaded = {}
-    for name in NAMES:
+    for name in names:
         key, demand = request(name, folder)
         certificate = authority.sign(demand)
         root = authority.certificate
@@ -130,3 +137,51 @@ class LocalChannel:
                     other.sessions.discard(self.name)
                     other.events.put(Event("closed", self.name, b"", "gone"))
             self.sessions.clear()
+
+
+class Sums:
+    """Sites that add up, one after the other in one thread, over queues of bytes."""
+
+    def __init__(self, terms: PeerTerms, identities: Mapping[str, Identity], folder: Path) -> None:
+        roster = Roster({name: one.public_key for name, one in identities.items()})
+        self.queue: deque[tuple[str, str, bytes]] = deque()
+        self.bytes = 0
+        self.folders = {name: Folder(folder / "runs" / name) for name in identities}
+        self.sites: dict[str, PeerSums] = {}
+        for name, identity in identities.items():
+
+            def say(peer: str, frame: wire.Frame, name: str = name) -> None:
+                self.queue.append((name, peer, wire.encoded(frame)))
+
+            options = {"limits": Limits(), "spoiled": 0, "say": say}
+            self.sites[name] = PeerSums(terms, identity, roster, self.folders[name], **options)
+        for name, site in self.sites.items():
+            site.resume(bytes(32), 0)
+            for peer in identities:
+                if peer != name:
+                    site.came(peer)
+
+    def add_up(self, values: np.ndarray) -> wire.Opened:
+        """Hold a round of all sites' vectors, and return its sum."""
+        for site, row in zip(self.sites.values(), values, strict=True):
+            site.offer(row)
+            site.tick()
+        while self.queue:
+            sender, peer, data = self.queue.popleft()
+            self.bytes += len(data)
+            self.sites[peer].hear(sender, wire.decoded(data))
+        outcomes = []
+        for site in self.sites.values():
+            assert isinstance(site.outcome, wire.Opened)
+            outcomes.append(site.outcome)
+            site.absorbed()
+        return outcomes[0]
+
+    def total(self, outcome: wire.Opened) -> np.ndarray:
+        """The residues of a sum."""
+        return next(iter(self.sites.values())).vector(outcome)
+
+    def close(self) -> None:
+        """Let go of the folders."""
+        for folder in self.folders.values():
+            folder.close()

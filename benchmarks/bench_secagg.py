@@ -16,6 +16,9 @@ dropout are .05, and that many clients leave after they have shared their secret
 - ``tcp`` rows: `dpjax.sites.sums.over_channel`, server and clients in one process, over gRPC with
   TLS; ``seconds`` are those of all parties, of making their keys too, ``wall`` those on the clock.
   Clients leave at three stages.
+- ``peers`` rows: sums among sites (`dpjax.sites.peers`), all in one process, without a network: one
+  of them runs the aggregator, every word is signed, and notes and sums are put on disk. One site
+  may be missing and one collude; nobody is. ``seconds`` and ``bytes`` are those of all sites.
 - ``jit`` rows: `dpjax.contrib.masks`, masks of simulated clients and the sum's unmasking.
   ``bits``: as many words drawn by `jax.random.bits` and added up, to compare with: it hashes once
   for each word, and masks once for two. Compilation is excluded.
@@ -30,9 +33,11 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,11 +45,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import _local_sites
 from _timing import Bench, forget_peak, installed, peak, timed, turns
 from dpjax.contrib import masks
 from dpjax.secagg import local
 from dpjax.secagg.terms import Terms
 from dpjax.sites import sums
+from dpjax.sites.peers import PeerTerms
 
 BITS = 32
 BOUND = 2**17
@@ -304,6 +311,35 @@ def over_channel(options: Namespace, clients: int, length: int) -> dict[str, Any
     return row | {name: min(run[name] for run in runs) for name in runs[0]}
 
 
+def among_peers(options: Namespace, sites: int, length: int) -> dict[str, Any]:
+    """The row of a sum that sites make among themselves."""
+    terms = PeerTerms(sites, length, BITS, None, 1.5 / sites, 1.5 / sites, "semi_malicious")
+    values = vectors_of(sites, length).astype(np.uint32)
+    spent = []
+    sizes = []
+    with tempfile.TemporaryDirectory() as folder:
+        identities = _local_sites.identities(Path(folder), [f"site-{i}" for i in range(sites)])
+        meeting = _local_sites.Sums(terms, identities, Path(folder))
+        for _ in range(options.repeats + 2):
+            began = time.process_time()
+            outcome = meeting.add_up(values)
+            spent.append(time.process_time() - began)
+            sizes.append(meeting.bytes)
+            total = values[list(outcome.survivors)].sum(axis=0, dtype=np.uint32)
+            assert np.array_equal(meeting.total(outcome), total), "the sum is wrong"
+            assert len(outcome.survivors) == sites
+        meeting.close()
+    graph = terms.graph(sites)
+    row = {"source": "dpjax", "degree": graph.degree, "threshold": graph.threshold}
+    return row | {
+        "seconds": min(spent),
+        "site_seconds": min(spent) / sites,
+        "bytes": sizes[-1] - sizes[-2],
+        "site_bytes": (sizes[-1] - sizes[-2]) / sites,
+        "vector": BITS // 8 * length,
+    }
+
+
 def words(key: Any, draws: int, shape: tuple[int, int]) -> Any:
     """The sum of as many draws of words of a shape."""
 
@@ -356,9 +392,10 @@ def in_jit(options: Namespace, clients: int, length: int) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
     bench = Bench(__file__, __doc__, repeats=2)
-    whats = ("protocol", "tcp", "jit")
+    whats = ("protocol", "tcp", "peers", "jit")
     bench.parser.add_argument("--what", nargs="+", default=whats, choices=whats)
     bench.parser.add_argument("--clients", type=int, nargs="+", default=[100, 300, 1000])
+    bench.parser.add_argument("--peer-sites", type=int, nargs="+", default=[10, 50, 100])
     bench.parser.add_argument("--jit-clients", type=int, nargs="+", default=[100, 1000, 10_000])
     bench.parser.add_argument("--lengths", type=int, nargs="+", default=[4096])
     bench.parser.add_argument(
@@ -377,6 +414,9 @@ def main(argv: list[str] | None = None) -> int:
         for clients in options.clients if "tcp" in options.what else ():
             row = over_channel(options, clients, length)
             bench.row(what="tcp", clients=clients, length=length, **row)
+        for sites in options.peer_sites if "peers" in options.what else ():
+            row = among_peers(options, sites, length)
+            bench.row(what="peers", clients=sites, length=length, **row)
         for clients in options.jit_clients if "jit" in options.what else ():
             row = in_jit(options, clients, length)
             bench.row(what="jit", clients=clients, length=length, **row)

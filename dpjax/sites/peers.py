@@ -750,6 +750,7 @@ class PeerSums:
             self._compare(peer, word)
             return
         self._check_word(word)
+        self.places[peer] = word.round
         message = decoded_message(word.payload)
         aggregator = self.aggregator(word.attempt)
         if isinstance(message, _OF_CLIENT) and aggregator == self.name:

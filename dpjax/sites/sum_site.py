@@ -123,6 +123,7 @@ class SumMeeting(Meeting):
             self.sums.hear(peer.name, frame)
         finally:
             self.doubt = self.doubt or self.sums.doubt
+            peer.acknowledged = self.sums.places.get(peer.name, 0) - 1
 
     def idle(self, is_quiet: bool) -> None:
         """Do what it is time for."""
