@@ -24,7 +24,7 @@ from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.plans import optimizers, plan, protect
 from dpjax.plans.plan import Plan
-from dpjax.sites import conversation, wire
+from dpjax.sites import meeting, wire
 from dpjax.sites import site as site_
 from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import Channel, ChannelLimits, Event
@@ -154,7 +154,7 @@ class Leak(Tap):
             compute = site.compute
             zeros = compute._with(compute._places(int(state.round)))
             sent = round_.outgoing_program(compute._part.statics, zeros, state)
-            self.bare[int(state.round)] = conversation._bytes_of(sent.message)
+            self.bare[int(state.round)] = meeting.bytes_of(sent.message)
             return outgoing(state)
 
         site.compute.outgoing = with_bare  # type: ignore[method-assign]

@@ -37,7 +37,7 @@ from dpjax.sites.meeting import GROUP_ITEM, Agreement, Meeting, digest_of, neigh
 from dpjax.sites.noise import SiteNoise, of_pair
 from dpjax.sites.store import Folder, MustLeave
 
-__all__ = ["MustLeave", "Site"]
+__all__ = ["MustLeave", "Site", "SiteLoop"]
 
 _log = logging.getLogger("dpjax.sites")
 _ROUNDS_TOLD = 10

@@ -23,7 +23,7 @@ from dpjax.sites.peers import PeerSums, PeerTerms
 from dpjax.sites.site import SiteLoop
 from dpjax.sites.store import Folder
 
-__all__ = ()
+__all__ = ["SumSite"]
 
 _log = logging.getLogger("dpjax.sites")
 

@@ -227,7 +227,7 @@ def test_problem_is_of_one_site(tmp_path: Path) -> None:
         (
             {"noise": [{"name": "Wisper"}]},
             r"^\[\[noise\]\] name is 'Wisper'; did you mean Whisper\? If not, choose one of "
-            "AntiPgd, BandedInverse, Independent, Mafalda, OneStep, PairKeys, Pairwise, "
+            "AntiPgd, BandedInverse, Discrete, Independent, Mafalda, OneStep, PairKeys, Pairwise, "
             "Polynomial, PrefixSum, ScheduledGaussian, SpaceTime, Whisper$",
         ),
         ({"noise": DESIGNS[:2]}, "is not one design"),

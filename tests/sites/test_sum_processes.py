@@ -54,8 +54,8 @@ def test_twenty_kills(
                 time.sleep(chance.uniform(0.0, 1.0))
                 victim.start()
         # Who was done, and then killed, says so again.
-        done = lambda: all(one.process.poll() is not None for one in hospitals)  # noqa: E731
-        example.wait_for(hospitals, done)
+        running = [hospital.process for hospital in hospitals]
+        example.wait_for(hospitals, lambda: all(entry.poll() is not None for entry in running))
     finally:
         for hospital in hospitals:
             hospital.process.kill()

@@ -57,7 +57,7 @@ class Agreed:
     def __init__(self, plan: dp.Plan, identities: Mapping[str, Identity]) -> None:
         self.plan = plan
         self.names = tuple(identities)
-        self.roster = Roster({name: one.public_key for name, one in identities.items()})
+        self.roster = Roster({name: identity.public_key for name, identity in identities.items()})
         self.digest = plan.fingerprint()
 
     def described(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def in_one_process(runner: Runner, survivors: list[tuple[int, ...]]) -> tuple[li
     """The sums and the model of a run whose vectors are added up by hand."""
     agreed = runner.agreed
     run = wire.decoded((runner.folder / agreed.names[0] / "run").read_bytes())
-    name = wire.run_of({one.name: one for one in run.presences}, agreed.digest)
+    name = wire.run_of({entry.name: entry for entry in run.presences}, agreed.digest)
     sites = []
     for number, holder in enumerate(agreed.names):
         rounds = SumRounds(agreed.plan, problem_of(number), number, seed=agreed.seed)
@@ -164,8 +164,8 @@ def check_sums(runner: Runner, models: list[np.ndarray], name: str) -> None:
     for outcome, total in zip(outcomes, totals, strict=True):
         opened = sum_world.primitives.unpacked_vector(outcome.total, len(total), bits)
         np.testing.assert_array_equal(opened, total)
-    for one in models:
-        np.testing.assert_allclose(one, model, atol=1e-6)
+    for trained in models:
+        np.testing.assert_allclose(trained, model, atol=1e-6)
 
 
 def test_sites_add_up_and_train(tmp_path: Path, identities: dict[str, Identity]) -> None:
@@ -218,11 +218,11 @@ def test_a_plan_file_of_sums(tmp_path: Path) -> None:
         "average_rounds": 0,
     }
     settings = {name: value for name, value in SETTINGS.items() if name != "network"} | sums
-    made = project.write(settings, roster(*NAMES), SCHEMA, tmp_path / "plan.json")
+    study = project.write(settings, roster(*NAMES), SCHEMA, tmp_path / "plan.json")
     loaded = project.Project.load(tmp_path / "plan.json")
-    assert loaded.digest == made.digest
+    assert loaded.digest == study.digest
     # All else follows from the noise: every site has links with all others, and a model's numbers.
-    assert loaded.plan.noise.code.size == sum(leaf.size for leaf in jax.tree.leaves(made.shapes))
+    assert loaded.plan.noise.code.size == sum(leaf.size for leaf in jax.tree.leaves(study.shapes))
     assert loaded.plan.senders == ((1, 2), (0, 2), (0, 1))
     assert loaded.plan.guarantee.epsilon <= 3.0
     page = " ".join(loaded.document().split())
