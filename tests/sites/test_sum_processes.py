@@ -1,4 +1,4 @@
-"""Sums among sites as processes over TLS: kills of aggregators and clients at random moments."""
+"""Sums among sites as processes over TLS: kills of sites and of their relay at random moments."""
 
 import random
 import re
@@ -34,19 +34,21 @@ def test_twenty_kills(
     monkeypatch.setattr(example, "study_of", study)
     hospitals = example.hospitals_of(tmp_path, SITES, False)
     names = [hospital.name for hospital in hospitals]
-    example.prepare(tmp_path, hospitals, example.edges_of(names, True), True)
+    (tmp_path / "hub").mkdir()
+    hub = example.Hospital(tmp_path, "hub", None, command=("relay", "relay.toml"))
+    example.prepare(tmp_path, hospitals, example.edges_of(names, True), hub)
     for hospital in hospitals:
         with open(hospital.folder / "site.toml", "a") as file:
             file.write(WAITS)
     chance = random.Random(seed)
     killed = 0
-    for hospital in hospitals:
-        hospital.start()
+    for party in (hub, *hospitals):
+        party.start()
     try:
         example.wait_for(hospitals, lambda: len(hospitals[0].events("opened")) > 0)
         while killed < KILLS:
             time.sleep(chance.uniform(0.1, 1.5))
-            victim = chance.choice(hospitals)
+            victim = chance.choice((hub, *hospitals))
             if victim.process.poll() is None:
                 victim.process.send_signal(signal.SIGKILL)
                 victim.process.wait()
@@ -57,9 +59,9 @@ def test_twenty_kills(
         running = [hospital.process for hospital in hospitals]
         example.wait_for(hospitals, lambda: all(entry.poll() is not None for entry in running))
     finally:
-        for hospital in hospitals:
-            hospital.process.kill()
-            hospital.process.wait()
+        for party in (hub, *hospitals):
+            party.process.kill()
+            party.process.wait()
     for round in range(ROUNDS):
         outcomes = set()
         for hospital in hospitals:
