@@ -70,8 +70,8 @@ def test_noise_without_clip_norm_is_caught(tmp_path, entropy, monkeypatch):
 
 def on_grid(sent, spacing):
     """Whether all are whole multiples of it, none with the sign of what was rounded to zero."""
-    whole = (np.round(sent / spacing) * spacing == sent).all()
-    return bool(whole and not np.signbit(sent[sent == 0]).any())
+    complete = (np.round(sent / spacing) * spacing == sent).all()
+    return bool(complete and not np.signbit(sent[sent == 0]).any())
 
 
 def sent_of(value, folder):
@@ -335,9 +335,9 @@ updates.SiteUpdates(20, 1.0, 2.4, 1e-5).noisy({"w": np.zeros(3)}, sys.argv[1])
 """
 
 
-def counted_by_killed(folder, how):
+def counted_by_killed(folder, options):
     """Rounds that a process has counted which was killed as it drew the noise."""
-    done = subprocess.run([sys.executable, "-c", KILLED, str(folder), how], capture_output=True)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(folder), options], capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     return made().spent(folder)
 

@@ -132,9 +132,10 @@ def test_settings_of_page_are_read(tmp_path: Path) -> None:
     # What the example's script writes differs in addresses alone.
     lines = (EXAMPLE / "run").read_text(encoding="utf-8").partition('SITE_TOML = """\\\n')[2]
     template = lines.partition('"""')[0].format(
-        name="geneva", listen='listen = "0.0.0.0:7000"\n',
-        neighbours='lyon = "sites.lyon.example:7000"\n', data="",
-    )  # fmt: skip
+        name="geneva",
+        links='listen = "0.0.0.0:7000"\n\n[neighbours]\nlyon = "sites.lyon.example:7000"\n',
+        data="",
+    )
     assert text.startswith(template)
 
 

@@ -79,8 +79,8 @@ def unknown_delta(place, other, variance, epsilon):
 
     here = released(place)
     present = released(other)
-    both = ((here, present), (present, here))
-    return max(float(np.maximum(a - math.exp(epsilon) * b, 0).sum()) for a, b in both)
+    pairs_of_laws = ((here, present), (present, here))
+    return max(float(np.maximum(a - math.exp(epsilon) * b, 0).sum()) for a, b in pairs_of_laws)
 
 
 def test_neighbours_with_same_coins_differ_by_two_whole_numbers() -> None:

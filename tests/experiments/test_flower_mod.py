@@ -107,9 +107,9 @@ def test_mod_that_keeps_metrics_is_caught(tmp_path):
         def __call__(self, msg, ctxt, call_next):
             sent = []
             reply = super().__call__(msg, ctxt, lambda *a: sent.append(call_next(*a)) or sent[0])
-            whole = sent[0].content
-            whole["arrays"] = reply.content["arrays"]
-            return Message(whole, reply_to=msg)
+            content = sent[0].content
+            content["arrays"] = reply.content["arrays"]
+            return Message(content, reply_to=msg)
 
     assert leaks(Broken(tmp_path, **TERMS))
 

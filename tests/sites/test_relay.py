@@ -493,9 +493,9 @@ def exchanged(geneva: GrpcChannel, lyon: GrpcChannel, seconds: float) -> list[by
 
 def is_sound(messages: list[bytes]) -> bool:
     """Whether all are as they were sent, in order, none twice."""
-    whole = [message == message[:2] * 4_000 for message in messages]
+    repeats = [message == message[:2] * 4_000 for message in messages]
     numbers = [message[:2] for message in messages]
-    return all(whole) and numbers == sorted(set(numbers))
+    return all(repeats) and numbers == sorted(set(numbers))
 
 
 @pytest.mark.parametrize("faults", ["flips", "truncates"])
