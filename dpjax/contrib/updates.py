@@ -171,11 +171,14 @@ class SiteUpdates:
         files = Path(folder).glob(f"{_ROUND}*")
         return max((int(path.name.removeprefix(_ROUND)) for path in files), default=0)
 
-    def check_left(self, folder: _files.PathLike) -> None:
+    def check_left(self, folder: _files.PathLike) -> int:
         """Refuse where no round is left, before training that could not be sent.
 
         Args:
             folder: The site's.
+
+        Returns:
+            How many rounds it has counted.
 
         Raises:
             ValueError: If all rounds are spent.
@@ -186,6 +189,7 @@ class SiteUpdates:
                 f"rounds is {self.rounds}, of which {folder} has counted {spent}: nothing more may "
                 "be sent of these data; stop here. A plan in a new folder adds its loss to this one"
             )
+        return spent
 
     def epsilon(self, relation: Relation, rounds: int | None = None) -> float:
         """Return epsilon at delta after some rounds, rounded up.
@@ -307,9 +311,10 @@ class SiteUpdates:
                         "one's"
                     ) from None
             while True:
-                self.check_left(folder)
+                # Looked at once: another process may count a round at any moment.
+                spent = self.check_left(folder)
                 try:
-                    _files.create(place / f"{_ROUND}{self.spent(folder) + 1:06d}", b"")
+                    _files.create(place / f"{_ROUND}{spent + 1:06d}", b"")
                 except FileExistsError:
                     continue
                 break

@@ -380,6 +380,17 @@ def test_no_round_is_counted_once_for_two(tmp_path):
     assert passed(tmp_path) == 5 == made(rounds=5).spent(tmp_path)
 
 
+def test_round_counted_meanwhile_is_not_passed_over(tmp_path, monkeypatch):
+    value = made(rounds=5)
+    for _ in range(4):
+        value._count(tmp_path)
+    counts = iter((4, 5, 5))
+    # Another process counts the last round after this one has looked.
+    monkeypatch.setattr(updates.SiteUpdates, "spent", lambda self, folder: next(counts))
+    value._count(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("round-*"))[-1] == "round-000005"
+
+
 @pytest.mark.mutant
 def test_count_that_two_may_share_is_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(_files, "create", _files.replace)
