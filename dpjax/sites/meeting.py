@@ -245,6 +245,14 @@ class Meeting:
         """
         return ()
 
+    def shown_keys(self, peer: str) -> tuple[wire.Word, ...]:
+        """The last keys of the other end that this site has seen, for the hello.
+
+        Args:
+            peer: The other end.
+        """
+        return ()
+
     def check_shown(self, peer: str, greeting: wire.Greeting) -> None:
         """Refuse, and stop, where a neighbour has what this folder lacks.
 
@@ -419,8 +427,8 @@ class Meeting:
             peer: To whom.
         """
         with self._guard:
-            shown = self.shown(peer)
-            return wire.encoded(wire.Greeting(self.presences[self.name], self.run, shown))
+            parts = self.presences[self.name], self.run, self.shown(peer), self.shown_keys(peer)
+            return wire.encoded(wire.Greeting(*parts))
 
     def check(self, peer: str, data: bytes) -> str | None:
         """Why a neighbour's part of a hello is refused; None where it is not.

@@ -21,12 +21,13 @@ waits for a sum, or for all sites to say that there is none. The page 'Sums amon
 manual has the proof.
 """
 
+import contextlib
 import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -162,7 +163,6 @@ class _Part:
         keys: What it signed.
         deadline: When it has waited long enough for the aggregator's next word.
         sites: Numbers of the sites that enrolled, by their number in the sum.
-        survivors: Of the request that it confirmed, as numbers of sites; None before.
     """
 
     client: Client
@@ -170,7 +170,6 @@ class _Part:
     keys: wire.Word
     deadline: float
     sites: tuple[int, ...] = ()
-    survivors: tuple[int, ...] | None = None
 
 
 @dataclass
@@ -201,11 +200,13 @@ class _Note(NamedTuple):
         kind: "keys", "masked" or "void".
         round: Of the phase.
         attempt: Of the round.
+        digest: SHA-256 of the keys, in hex; "-" of all else.
     """
 
     kind: str
     round: int
     attempt: int
+    digest: str
 
 
 class PeerSums:
@@ -274,6 +275,13 @@ class PeerSums:
         self._values: np.ndarray | None = None
         # The attempt in which this round's vector went out.
         self._masked: int | None = None
+        # The survivors that it confirmed there, as numbers of sites.
+        self._confirmed: tuple[int, ...] | None = None
+        # Digests of the keys that this site signed, and the last ones that it saw of others.
+        self._signed: dict[tuple[int, int], str] = {}
+        self._seen: dict[str, wire.Word] = {}
+        # Of this site's, which others showed before the run had a name.
+        self._shown: dict[str, wire.Word] = {}
         self._part: _Part | None = None
         self._aggregation: _Aggregation | None = None
         # Calls for attempts that this site has not come to.
@@ -305,15 +313,24 @@ class PeerSums:
         self._run = run
         for name in self._folder.names("."):
             if name.startswith(_EVIDENCE):
-                raise MustLeave(f"{self._folder.path / name} proves that a site signed two sums")
+                raise MustLeave(
+                    f"{self._folder.path / name} proves that a site signed what no honest one "
+                    "does; this run cannot go on with it"
+                )
         self.before = hashlib.sha256(run).digest()
         self.round = round
         if round:
             self.before = self._digest(self._kept(round - 1))
+        if self._folder.read("journal") is None:
+            if round:
+                raise MustLeave("journal is gone; this site must leave")
+            self._folder.create("journal", b"")
         for line in self._folder.lines("journal"):
             note = _note_of(line)
             if note is None:
                 raise MustLeave("journal is damaged; this site must leave")
+            if note.kind == "keys":
+                self._signed[note.round, note.attempt] = note.digest
             if note.kind == "masked":
                 self.charged.add(note.round)
             if note.kind == "void":
@@ -332,10 +349,53 @@ class PeerSums:
         self._void_rounds = {
             past for past in self._void_rounds if past < round and self._is_void(past)
         }
+        self._stop_if_spoiled()
+        if self._folder.read("enrolled") is not None:
+            enrolled = self._read("enrolled")
+            assert isinstance(enrolled, wire.Enrolment)
+            self._seen = {word.sender: word for word in enrolled.words}
         if self._folder.read(f"sums/{round}") is not None:
             self._settle(self._kept(round))
         elif self.spent:
             self._say_void()
+        for peer, word in self._shown.items():
+            with contextlib.suppress(Refused):
+                self.check_shown(peer, (word,))
+
+    def _stop_if_spoiled(self) -> None:
+        if len(self._void_rounds) > self._spoiled:
+            raise MustLeave(
+                f"{len(self._void_rounds)} rounds have no sum, more than the {self._spoiled} of "
+                "the plan; find out which site spoils them, and make a plan without it"
+            )
+
+    def shown(self, peer: str) -> tuple[wire.Word, ...]:
+        """The last keys of another site that this one has seen, for the hello.
+
+        Args:
+            peer: The site.
+        """
+        word = self._seen.get(peer)
+        return () if word is None else (word,)
+
+    def check_shown(self, peer: str, words: tuple[wire.Word, ...]) -> None:
+        """Stop where a site has keys of this one that its journal lacks.
+
+        Args:
+            peer: Who shows them.
+            words: What it shows; one at most.
+
+        Raises:
+            Refused: For what this site did not sign in this run, or does not know.
+        """
+        for word in words[:1]:
+            if not self._run:
+                self._shown[peer] = word
+                continue
+            if word.sender != self.name:
+                raise Refused(f"{peer} shows keys of {word.sender!r} as those of {self.name}")
+            self._keys_of(word)
+            self._see(word, None)
 
     @property
     def is_wanted(self) -> bool:
@@ -364,7 +424,7 @@ class PeerSums:
         self.round += 1
         self.attempt = 0
         self.spent = False
-        self.outcome = self._masked = self._values = None
+        self.outcome = self._masked = self._confirmed = self._values = None
         self._part = None
         self._aggregation = None
         self._calls = {}
@@ -374,11 +434,7 @@ class PeerSums:
         for peer in sorted(self._asked):
             # What it said of this round came too early, and is said again.
             self._utter(peer, wire.At(self.round, 0))
-        if len(self._void_rounds) > self._spoiled:
-            raise MustLeave(
-                f"{len(self._void_rounds)} rounds have no sum, more than the {self._spoiled} of "
-                "the plan; find out which site spoils them, and make a plan without it"
-            )
+        self._stop_if_spoiled()
 
     def finish(self) -> None:
         """Say to all that no round is left, and to one site what came of the last one.
@@ -494,11 +550,7 @@ class PeerSums:
         elif isinstance(frame, wire.Opened):
             self._take_opened(peer, frame)
         elif isinstance(frame, wire.Voided):
-            # Who has all of them asks for nothing.
-            is_known = len(frame.voids) >= len(self.names)
-            for void in frame.voids:
-                if not is_known or void.round == self.round:
-                    self._take_void(peer, void)
+            self._take_voided(peer, frame)
         elif isinstance(frame, wire.Failed):
             part = self._part
             place = self.round, self.attempt
@@ -506,7 +558,8 @@ class PeerSums:
             if is_meant and peer == self.aggregator(self.attempt) and frame[:2] == place:
                 self._fail(str(Refused(frame.reason)))
         elif isinstance(frame, wire.At):
-            self.places[peer] = frame.round
+            # Who asks for the sum of an earlier round is not back in it.
+            self.places[peer] = max(frame.round, self.places.get(peer, 0))
             self._hand_on(peer, frame.round)
             self._ask(peer, frame.round)
             self._keep_step(peer, frame)
@@ -569,14 +622,16 @@ class PeerSums:
         assert self._values is not None
         message = decoded(word.payload)
         assert isinstance(message, Hello)
-        # Where the process dies now, the attempt is lost to this site.
-        self._note("keys")
         client = Client(self.terms, self._values)
         try:
             keys = self._word(word.attempt, message.nonce, client.greet(message))
         except Abort as abort:
             self._fail(abort.reason)
             return
+        # Where the process dies now, the attempt is lost to this site.
+        digest = hashlib.sha256(keys.payload).hexdigest()
+        self._note("keys", digest)
+        self._signed[self.round, self.attempt] = digest
         deadline = self._clock() + self._limits.enrol + self._limits.stage
         self._part = _Part(client, message.nonce, keys, deadline)
         self._say(self.aggregator(word.attempt), keys)
@@ -584,49 +639,35 @@ class PeerSums:
     def _take_enrolment(self, peer: str, frame: wire.Enrolment) -> None:
         """Derive numbers and transcript from all signed keys, and share the secrets."""
         part = self._part
+        senders = [word.sender for word in frame.words]
+        if len(senders) == 2 and senders[0] == senders[1]:
+            self._take_two_keys(*frame.words)
+            return
         if part is None or peer != self.aggregator(self.attempt) or part.sites:
             raise Refused("keys of sites, and this site takes part in no such aggregation")
+        # One number for each site, in an order that no party chooses.
+        if senders != [name for name in self.names if name in senders]:
+            raise Refused("keys are not in the roster's order, or of one site twice")
         pairs = []
-        sites = []
         for word in frame.words:
             place = word.round, word.attempt, word.nonce, word.before
             if place != (self.round, self.attempt, part.nonce, self.before):
                 raise Refused(f"keys of {word.sender!r} are of another aggregation")
-            self._check_word(word)
-            message = decoded_message(word.payload)
-            if not isinstance(message, Keys):
-                raise Refused(f"{word.sender} signed what are no keys")
-            sites.append(self.names.index(word.sender))
+            message = self._keys_of(word)
             pairs.append((message.channel, message.mask))
-        # One number for each site, in an order that no party chooses.
-        if sites != sorted(set(sites)):
-            raise Refused("keys are not in the roster's order, or of one site twice")
+        if self.name not in senders:
+            raise Refused("keys of this site are missing")
+        for word in frame.words:
+            self._see(word, self._seen.get(word.sender))
+        # Whose keys are here may send its vector: none of its backups may do so again.
+        self._folder.replace("enrolled", wire.encoded(wire.Enrolment(tuple(self._seen.values()))))
+        sites = [self.names.index(name) for name in senders]
         own = self.names.index(self.name)
-        if own not in sites or frame.words[sites.index(own)].payload != part.keys.payload:
-            raise Refused("keys of this site are missing, or others than it signed")
         part.sites = tuple(sites)
         number = sites.index(own)
         neighbours = {j: b"".join(pair) for j, pair in enumerate(pairs) if j != number}
         transcript = primitives.transcript(pairs)
         self._reply(Roster(part.nonce, number, len(sites), transcript, neighbours))
-
-    def _hear_aggregator(self, message: ProtocolMessage) -> None:
-        """What the aggregator of this attempt says after the keys."""
-        part = self._part
-        assert part is not None
-        if isinstance(message, Delivery):
-            # The sum may be opened as soon as the vector is out.
-            self._note("masked")
-            self.charged.add(self.round)
-            self.spent = True
-            self._masked = self.attempt
-            self._values = None
-        elif isinstance(message, Request):
-            most = len(part.sites)
-            if any(number >= most for number in message.survivors):
-                raise Refused("a request names sites that did not enrol")
-            part.survivors = tuple(sorted(part.sites[number] for number in message.survivors))
-        self._reply(message)
 
     def _reply(self, message: ProtocolMessage) -> None:
         """What the client says to a message; where it says nothing, its attempt is over."""
@@ -637,6 +678,15 @@ class PeerSums:
         except Abort as abort:
             self._fail(abort.reason)
             return
+        if isinstance(answer, MaskedVector):
+            # The sum may be opened as soon as the vector is out.
+            self._note("masked")
+            self.charged.add(self.round)
+            self.spent = True
+            self._masked = self.attempt
+            self._values = None
+        elif isinstance(message, Request):
+            self._confirmed = tuple(part.sites[number] for number in sorted(message.survivors))
         part.deadline = self._clock() + 2 * self._limits.stage
         self._say(self.aggregator(self.attempt), self._word(self.attempt, part.nonce, answer))
 
@@ -664,8 +714,8 @@ class PeerSums:
         if isinstance(message, Keys):
             if server.stage != "enrol" or (message.nonce, message.terms) != server.hello:
                 raise Refused("keys that are late, or of other terms")
-            if mine.keys.setdefault(word.sender, word).payload != word.payload:
-                raise Refused(f"{word.sender} signed two keys of one attempt")
+            self._see(word, self._seen.get(word.sender))
+            mine.keys[word.sender] = word
             return
         if word.sender not in mine.names:
             raise Refused(f"{word.sender} is in no part of this aggregation")
@@ -763,7 +813,7 @@ class PeerSums:
             if isinstance(message, Hello):
                 self._take_call(peer, word)
             elif part is not None and (self.attempt, part.nonce) == (word.attempt, word.nonce):
-                self._hear_aggregator(message)
+                self._reply(message)
         else:
             raise Refused(f"{type(message).__name__}, which is not {peer}'s to say")
 
@@ -786,9 +836,12 @@ class PeerSums:
         elif word.round > self.round:
             self._ask(peer, word.round)
         else:
-            # The sum of the round before, as the other has it, proves who signed two.
-            self._utter(peer, wire.At(max(0, self.round - 1), 0))
-            raise Refused(f"{peer} and {self.name} have other sums before round {self.round}")
+            self._part_ways(peer)
+
+    def _part_ways(self, peer: str) -> NoReturn:
+        """Ask who signed two: the sum of the round before, as the other has it, proves it."""
+        self._utter(peer, wire.At(max(0, self.round - 1), 0))
+        raise Refused(f"{peer} and {self.name} have other sums before round {self.round}")
 
     def _hand_on(self, peer: str, round: int) -> None:
         """Say the outcome of a round that a site lacks; with the next one it asks again."""
@@ -816,22 +869,22 @@ class PeerSums:
         if opened.round < self.round:
             earlier = self._kept(opened.round)
             if self._digest(earlier) != self._digest(opened):
-                self._accuse(earlier, opened)
+                self._accuse_sums(earlier, opened)
             return
         if opened.round > self.round:
             self._ask(peer, opened.round)
             return
         if self.outcome is not None:
             if self._digest(self.outcome) != self._digest(opened):
-                self._accuse(self.outcome, opened)
+                self._accuse_sums(self.outcome, opened)
             return
+        if opened.before != self.before:
+            self._part_ways(peer)
         self._check_opened(opened)
         self._settle(opened)
 
     def _check_opened(self, opened: wire.Opened) -> None:
         """Refuse a sum that is no answer to what this site said."""
-        if opened.before != self.before:
-            raise Refused(f"a sum of round {opened.round} after other sums than this site has")
         survivors = opened.survivors
         if survivors != tuple(sorted(set(survivors))) or survivors[-1:] >= (len(self.names),):
             raise Refused("a sum whose survivors are no sites")
@@ -842,12 +895,22 @@ class PeerSums:
         except ValueError as error:
             raise Refused(f"a sum that is none: {error}") from None
         aggregator = self.aggregator(opened.attempt)
-        if self.names.index(self.name) in survivors and self._masked != opened.attempt:
-            raise Refused(f"{aggregator} had no vector of {self.name}, which is in its sum")
-        part = self._part
-        asked = None if part is None or self.attempt != opened.attempt else part.survivors
-        if asked is not None and asked != survivors:
-            raise Refused(f"{aggregator} asked for other survivors than are in its sum")
+        # Others may take such a sum and go on, so that this site would wait for ever.
+        if self._masked != opened.attempt:
+            if self.names.index(self.name) in survivors:
+                self._accuse(
+                    [aggregator],
+                    [opened],
+                    f"{aggregator} signed a sum of round {opened.round} with a vector that "
+                    f"{self.name} did not send, unless its folder was restored or copied",
+                )
+        elif self._confirmed not in (None, survivors):
+            self._accuse(
+                [aggregator],
+                [opened],
+                f"{aggregator} signed a sum of round {opened.round} of other sites than it asked "
+                "for",
+            )
 
     def _settle(self, outcome: _Outcome) -> None:
         """This round has an outcome: it is put on disk before anything is made of it."""
@@ -858,25 +921,52 @@ class PeerSums:
         self._part = None
         self._aggregation = None
 
+    def _take_voided(self, peer: str, frame: wire.Voided) -> None:
+        """Take what sites said of a round without a sum; a sum beside all of it proves a lie."""
+        voids = frame.voids
+        if len(voids) < len(self.names):
+            for void in voids:
+                self._take_void(peer, void)
+            return
+        if tuple(void.sender for void in voids) != self.names or len({v.round for v in voids}) > 1:
+            raise Refused("word that there is no sum, and not of each site once")
+        round = voids[0].round
+        known = self._kept(round) if round < self.round else None
+        if round == self.round:
+            known = self.outcome
+        if isinstance(known, wire.Opened):
+            for void in voids:
+                self._check_void(void)
+            self._accuse_sums(frame, known)
+        # Who has all of them asks for nothing.
+        for void in voids:
+            if round == self.round:
+                self._take_void(peer, void)
+
     def _take_void(self, peer: str, void: wire.Void) -> None:
         """Note that a site has no sum of a round; once all say so there is none."""
         if void.round == self.round and void.sender in self._voids and self.outcome is None:
             return
-        content = wire.void_content(self._run, 0, void.round, void.before)
-        if not self._roster.verify(void.sender, "void", content, void.signature):
-            raise Refused(f"a word of {void.sender!r} that it has no sum, which it did not sign")
+        self._check_void(void)
+        if void.sender == self.name and void.round >= self.round and self.outcome is None:
+            self._leave(f"{peer} has word of {self.name} of round {void.round}")
         if void.round > self.round:
             self._ask(peer, void.round)
         elif void.round < self.round:
             self._hand_on(peer, void.round)
         elif void.before != self.before:
-            raise Refused(f"{void.sender} has other sums before round {void.round}")
+            self._part_ways(peer)
         elif isinstance(self.outcome, wire.Opened):
             self._utter(peer, self.outcome)
         elif self.outcome is None:
             self._voids[void.sender] = void
             self._lose(void.sender)
             self._give_up()
+
+    def _check_void(self, void: wire.Void) -> None:
+        content = wire.void_content(self._run, 0, void.round, void.before)
+        if not self._roster.verify(void.sender, "void", content, void.signature):
+            raise Refused(f"a word of {void.sender!r} that it has no sum, which it did not sign")
 
     def _give_up(self) -> None:
         """Say that there is no sum, where too few are left for one; or know it of all."""
@@ -909,21 +999,73 @@ class PeerSums:
         if mine is not None and peer in mine.names:
             mine.server.leave(mine.names.index(peer))
 
-    def _accuse(self, first: _Outcome, second: wire.Opened) -> None:
-        """Stop: there are two outcomes of one round, and signatures prove whose they are."""
-        aggregator = self.aggregator(second.attempt, second.round)
-        name = f"{_EVIDENCE}{aggregator}-{second.round}"
-        for number, outcome in enumerate((first, second), 1):
-            if self._folder.read(f"{name}-{number}") is None:
-                self._folder.create(f"{name}-{number}", wire.encoded(outcome))
-        for peer in sorted(self.live):
-            self._utter(peer, first)
-            self._utter(peer, second)
+    # What proves a fault.
+
+    def _see(self, word: wire.Word, earlier: wire.Word | None) -> None:
+        """Note keys, whose signature was checked; two of one attempt prove that a site lives twice.
+
+        Args:
+            word: The keys.
+            earlier: Others of the same site, or none.
+        """
+        place = word.round, word.attempt
+        if word.sender == self.name:
+            if self._signed.get(place) != hashlib.sha256(word.payload).hexdigest():
+                self._leave(f"there are keys of {self.name} of round {word.round}")
+            return
+        before = (-1, -1) if earlier is None else (earlier.round, earlier.attempt)
+        if earlier is not None and before == place and earlier.payload != word.payload:
+            self._accuse(
+                [word.sender],
+                [wire.Enrolment((earlier, word))],
+                f"{word.sender} signed two keys of attempt {word.attempt} of round {word.round}: "
+                "its folder was copied or restored",
+            )
+        if place > before:
+            self._seen[word.sender] = word
+
+    def _take_two_keys(self, first: wire.Word, second: wire.Word) -> None:
+        """Take what another site stopped for."""
+        for word in (first, second):
+            self._keys_of(word)
+        if first.sender == self.name:
+            self._see(first, None)
+        self._see(second, first)
+
+    def _leave(self, fault: str) -> NoReturn:
+        """Stop: somebody has this site's signature on what its journal lacks."""
         self.doubt = (
-            f"round {second.round} has two outcomes, the second signed by {aggregator}; "
-            f"{self._folder.path / name}-1 and -2 have both. Go on without who signed two"
+            f"{fault}, which this folder lacks: it was restored from a backup, or somebody runs a "
+            f"copy of it. {self.name} must leave"
         )
-        raise Refused(f"round {second.round} has two outcomes")
+        raise Refused(self.doubt)
+
+    def _accuse_sums(self, first: _Outcome, second: _Outcome) -> None:
+        """Stop: there are two outcomes of one round, and signatures prove whose they are."""
+        opened = [one for one in (first, second) if isinstance(one, wire.Opened)]
+        round = opened[0].round
+        signers = sorted({self.aggregator(one.attempt, round) for one in opened})
+        fault = f"round {round} has two outcomes, signed by {' and '.join(signers)}"
+        if len(signers) > 1:
+            fault += (
+                ", of whom one lies: by its journal each site knows the attempt in which its "
+                "vector went out"
+            )
+        self._accuse(signers, [first, second], fault)
+
+    def _accuse(self, signers: list[str], frames: list[wire.Frame], fault: str) -> NoReturn:
+        """Store and hand on what proves a fault, and stop."""
+        name = f"{_EVIDENCE}{'-'.join(signers)}-{self.round}"
+        for number, frame in enumerate(frames, 1):
+            if self._folder.read(f"{name}-{number}") is None:
+                self._folder.create(f"{name}-{number}", wire.encoded(frame))
+        # Once: who has it says it to all, this site among them.
+        if self.doubt is None:
+            for peer in sorted(self.live):
+                for frame in frames:
+                    self._utter(peer, frame)
+        self.doubt = f"{fault}. {self._folder.path / name}-1 has it. Go on without who lied"
+        raise Refused(fault)
 
     # What is signed, stored and read.
 
@@ -940,23 +1082,37 @@ class PeerSums:
         return bare._replace(signature=self._identity.sign("word", content))
 
     def _check_word(self, word: wire.Word) -> None:
-        content = wire.word_content(self._run, 0, self.aggregator(word.attempt), word)
+        aggregator = self.aggregator(word.attempt, word.round)
+        content = wire.word_content(self._run, 0, aggregator, word)
         if not self._roster.verify(word.sender, "word", content, word.signature):
             raise Refused(f"a word that {word.sender!r} did not sign for this attempt")
 
-    def _note(self, kind: str) -> None:
+    def _keys_of(self, word: wire.Word) -> Keys:
+        """The keys that a site signed."""
+        self._check_word(word)
+        message = decoded_message(word.payload)
+        if not isinstance(message, Keys):
+            raise Refused(f"{word.sender} signed what are no keys")
+        return message
+
+    def _note(self, kind: str, digest: str = "-") -> None:
         """Put on disk what this site is about to say."""
-        self._folder.append("journal", f"{kind} {self.round} {self.attempt}".encode())
+        self._folder.append("journal", f"{kind} {self.round} {self.attempt} {digest}".encode())
 
     def _kept(self, round: int) -> _Outcome:
         """The outcome of an earlier round."""
-        content = self._folder.read(f"sums/{round}")
+        frame = self._read(f"sums/{round}")
+        assert isinstance(frame, _Outcome)
+        return frame
+
+    def _read(self, name: str) -> wire.Frame:
+        """A file of the folder: an outcome, or keys."""
         try:
-            frame = wire.decoded(content or b"")
+            frame = wire.decoded(self._folder.read(name) or b"")
         except Refused:
             frame = None
-        if not isinstance(frame, _Outcome):
-            raise MustLeave(f"the sum of round {round} is damaged or gone; this site must leave")
+        if not isinstance(frame, wire.Enrolment if name == "enrolled" else _Outcome):
+            raise MustLeave(f"{name} is damaged or gone; this site must leave")
         return frame
 
     def _is_void(self, round: int) -> bool:
@@ -989,7 +1145,7 @@ def decoded_message(payload: bytes) -> ProtocolMessage:
 
 def _note_of(line: bytes) -> _Note | None:
     try:
-        kind, round, attempt = line.decode().split(" ")
-        return _Note(kind, int(round), int(attempt))
+        kind, round, attempt, digest = line.decode().split(" ")
+        return _Note(kind, int(round), int(attempt), digest)
     except ValueError:
         return None

@@ -10,7 +10,8 @@ sent/R        the message of round R, until all have absorbed it
 sums/R        the sum of round R, or that there is none, where sites add up among themselves
 journal       keys, vectors and words that there is no sum, each before it goes out; likewise
 headers       digests and signatures of all messages, one a line
-evidence-S-R  two of site S in round R, for which this site stopped
+enrolled      of each site the last keys for a sum that this one has seen
+evidence-S-R  of site S in round R, for which this site stopped
 state         after the last absorbed round
 audit.jsonl   what was sent when, each line with the digest of the one before
 """

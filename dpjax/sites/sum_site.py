@@ -4,7 +4,9 @@ The loop is `SiteLoop`. A round asks `dpjax.sites.peers.PeerSums` for the sum of
 numbers, and steps by it; a round without a sum changes no model.
 """
 
+import contextlib
 import logging
+from collections.abc import Generator
 
 import numpy as np
 
@@ -82,7 +84,8 @@ class SumMeeting(Meeting):
 
     def begun(self) -> None:
         """Begin to add up with those who are here."""
-        self.sums.resume(self.run, 0)
+        with self._noting_doubt():
+            self.sums.resume(self.run, 0)
         for peer in self.neighbours.values():
             if peer.live:
                 self.sums.came(peer.name)
@@ -119,22 +122,38 @@ class SumMeeting(Meeting):
 
     def take(self, peer: Neighbour, frame: wire.Frame) -> None:
         """Take what a site says of sums."""
-        try:
+        with self._noting_doubt():
             self.sums.hear(peer.name, frame)
-        finally:
-            self.doubt = self.doubt or self.sums.doubt
             peer.acknowledged = self.sums.places.get(peer.name, 0) - 1
+
+    def shown_keys(self, peer: str) -> tuple[wire.Word, ...]:
+        """The last keys of the other end."""
+        return self.sums.shown(peer)
+
+    def check_shown(self, peer: str, greeting: wire.Greeting) -> None:
+        """Stop where a site has keys of this one that its journal lacks."""
+        with self._noting_doubt():
+            self.sums.check_shown(peer, greeting.keys)
 
     def idle(self, is_quiet: bool) -> None:
         """Do what it is time for."""
         if self.run:
-            with self._guard:
+            with self._guard, self._noting_doubt():
                 self.sums.tick()
+
+    @contextlib.contextmanager
+    def _noting_doubt(self) -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            self.doubt = self.doubt or self.sums.doubt
 
     def _say(self, name: str, frame: wire.Frame) -> None:
         peer = self.neighbours[name]
-        if peer.live:
-            peer.backlog.append(wire.encoded(frame))
+        data = wire.encoded(frame)
+        # Who asks again and again, and takes no answer, fills no memory.
+        if peer.live and data not in peer.backlog:
+            peer.backlog.append(data)
 
 
 class SumSite(SiteLoop):

@@ -10,7 +10,8 @@ Refusal       why something was refused
 Of sums among peers (`dpjax.sites.peers`):
 
 Word          what either end of an aggregation says, signed
-Enrolment     the signed keys of all that take part, from the aggregator
+Enrolment     the signed keys of all that take part, from the aggregator; two of one site prove
+              that its folder has a copy
 Opened        a sum, signed by its aggregator; anybody hands it on
 Void          that a site has no sum of a round, and takes part in it no more; signed
 Voided        that all sites have said so
@@ -78,11 +79,13 @@ class Greeting(NamedTuple):
         presence: Its own.
         run: The run that it is in; empty before all presences are there.
         shown: The header of the last message of the other end that it has, or nothing.
+        keys: The last keys for a sum that it has seen of the other end, or nothing.
     """
 
     presence: Presence
     run: bytes
     shown: tuple[Header, ...]
+    keys: "tuple[Word, ...]" = ()
 
 
 class Presences(NamedTuple):

@@ -107,9 +107,17 @@ class World:
     def join(self, first: str, second: str) -> None:
         if first == second or frozenset((first, second)) in self.cut:
             return
-        for one, other in ((first, second), (second, first)):
-            if one in self.sites and other in self.sites:
-                self.sites[one].came(other)
+        if first not in self.sites or second not in self.sites:
+            return
+        pairs = ((first, second), (second, first))
+        for one, other in pairs:
+            # The hello: each shows what it has of the other.
+            try:
+                self.sites[one].check_shown(other, self.sites[other].shown(one))
+            except Refused:
+                return
+        for one, other in pairs:
+            self.sites[one].came(other)
 
     def part(self, first: str, second: str) -> None:
         for one, other in ((first, second), (second, first)):
