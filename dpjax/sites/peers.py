@@ -537,7 +537,8 @@ class PeerSums:
             frame: What.
 
         Raises:
-            Refused: For what does not belong here; nothing is changed then.
+            Refused: For what does not belong here, or proves a fault; of a round nothing is
+                changed then.
         """
         self._take(peer, frame)
         self.tick()
@@ -610,10 +611,10 @@ class PeerSums:
         """This attempt is over for this site."""
         _log.info("round %d, attempt %d: %s", self.round, self.attempt, reason)
         self._part = None
-        if self.spent:
-            self._say_void()
-        else:
+        if not self.spent:
             self._next_attempt()
+            return
+        self._say_void()
 
     # As a client.
 
@@ -850,13 +851,17 @@ class PeerSums:
         elif round == self.round and self.outcome is not None:
             self._utter(peer, self.outcome)
         elif round == self.round:
+            if self._voids:
+                # They may have come to it too early.
+                self._utter(peer, wire.Voided(tuple(self._voids.values())))
             self._call_again(peer)
 
     def _ask(self, peer: str, round: int) -> None:
-        """Ask a site that is in a later round for the outcome of this one, once."""
+        """Ask a site that is in a later round for the outcome of this one, once in each of its."""
         if round > self.round:
-            self._ahead[peer] = round
-            if self.outcome is None and peer not in self._asked:
+            is_new = round > self._ahead.get(peer, 0)
+            self._ahead[peer] = max(round, self._ahead.get(peer, 0))
+            if self.outcome is None and (is_new or peer not in self._asked):
                 self._asked.add(peer)
                 self._utter(peer, wire.At(self.round, self.attempt))
 
@@ -888,7 +893,7 @@ class PeerSums:
         survivors = opened.survivors
         if survivors != tuple(sorted(set(survivors))) or survivors[-1:] >= (len(self.names),):
             raise Refused("a sum whose survivors are no sites")
-        if len(survivors) < self.terms.minimum:
+        if self.terms.minimum > len(survivors):
             raise Refused(f"a sum of {len(survivors)} sites, fewer than {self.terms.minimum}")
         try:
             self.vector(opened)
@@ -928,7 +933,8 @@ class PeerSums:
             for void in voids:
                 self._take_void(peer, void)
             return
-        if tuple(void.sender for void in voids) != self.names or len({v.round for v in voids}) > 1:
+        places = {(void.sender, void.round) for void in voids}
+        if places != {(name, voids[0].round) for name in self.names}:
             raise Refused("word that there is no sum, and not of each site once")
         round = voids[0].round
         known = self._kept(round) if round < self.round else None

@@ -159,6 +159,9 @@ class World:
                 site.absorbed()
             except MustLeave as reason:
                 self.leave(name, str(reason))
+                return True
+            if site.round == self.rounds:
+                site.finish()
             return True
         if site.is_wanted and site._values is None and site.round < self.rounds:
             site.offer(vector(self.names.index(name), site.round))

@@ -620,7 +620,7 @@ def test_a_sum_beside_word_of_all_that_there_is_none_stops(
     site.hear("site-01", opened)
     forged = (voids[0]._replace(signature=b""), *voids[1:])
     refused(world, "site-03", "site-01", wire.Voided(forged))
-    refused(world, "site-03", "site-01", wire.Voided((voids[1], voids[0], *voids[2:])))
+    refused(world, "site-03", "site-01", wire.Voided((voids[1], voids[1], *voids[2:])))
     assert site.doubt is None
     assert "two outcomes, signed by site-00" in refused(
         world, "site-03", "site-01", wire.Voided(voids)
@@ -753,6 +753,28 @@ def test_keys_of_another_attempt_enrol_nobody(
     assert site._part.sites == ALL
 
 
+@pytest.mark.mutant
+def test_a_sum_is_asked_for_again(tmp_path: Path, identities: dict[str, Identity]) -> None:
+    """Who was asked before it had a sum is asked again once it says that it went on."""
+    world = honest_world(tmp_path, identities)
+    world.start()
+    site = world.sites["site-03"]
+    site.hear("site-00", wire.At(1, 0))
+    site.hear("site-00", opened_by(world, 0, tuple(n for n in ALL if n != 3)))
+    world.think("site-03")
+    for place, answers in ((1, []), (2, [wire.At(1, 0)]), (2, []), (3, [wire.At(1, 0)])):
+        world.queues.clear()
+        site.hear("site-00", wire.At(place, 0))
+        said = [wire.decoded(data) for data in world.queues["site-03", "site-00"]]
+        assert said == answers
+    void = void_of(world, "site-02", 1, site.before)
+    site.hear("site-02", wire.Voided((void,)))
+    world.queues.clear()
+    site.hear("site-00", wire.At(1, 0))
+    said = [wire.decoded(data) for data in world.queues["site-03", "site-00"]]
+    assert said == [wire.Voided((void,))]
+
+
 # Restarts.
 
 
@@ -793,6 +815,7 @@ def test_a_round_stays_spent(tmp_path: Path, identities: dict[str, Identity]) ->
     # Its aggregator is gone: no other attempt has this vector.
     world.kill("site-00")
     assert site.spent
+    assert site.charged == {0}
     assert site.attempt == 0
     assert "site-03" in site._voids
     call = site._word(1, bytes(16), Hello(bytes(16), world.terms.digest()))

@@ -6,6 +6,7 @@ import pytest
 
 from dpjax.sites import wire
 from dpjax.sites.identity import Identity
+from dpjax.sites.peers import PeerTerms
 from tests.sites import sum_world
 from tests.sites.sum_world import World
 
@@ -62,3 +63,32 @@ def test_kills(tmp_path: Path, identities: dict[str, Identity], seed: int) -> No
     world.run()
     world.check()
     assert not world.left
+
+
+@pytest.mark.mutant
+def test_the_threshold_parts_any_two_requests() -> None:
+    """For all sizes: 2 t > k + c, and t others answer where as many are missing as may be."""
+    for sites in range(4, 16):
+        for dropouts in range(4):
+            for colluders in range(1, 4):
+                if sites < 2 * dropouts + colluders + 2:
+                    with pytest.raises(ValueError, match="colluders sums take"):
+                        sum_world.terms(sites, dropouts, colluders)
+                    continue
+                made = sum_world.terms(sites, dropouts, colluders)
+                assert (made.minimum, made.colluders) == (sites - dropouts, colluders)
+                for enrolled in range(made.minimum, sites + 1):
+                    degree, threshold, *_ = made.graph(enrolled)
+                    assert degree == enrolled - 1
+                    assert 2 * threshold > degree + colluders
+                    assert threshold <= made.minimum - 1
+                with pytest.raises(ValueError, match="enrolled is"):
+                    made.graph(made.minimum - 1)
+
+
+@pytest.mark.mutant
+def test_an_aggregator_counts_as_a_colluder() -> None:
+    with pytest.raises(ValueError, match="give at least 1"):
+        PeerTerms(6, 8, 20, None, 0.0, 0.0, "semi_malicious")
+    with pytest.raises(ValueError, match="at most 100"):
+        PeerTerms(101, 8, 20, None, 0.02, 0.0, "semi_malicious")

@@ -199,6 +199,46 @@ def test_a_site_that_is_away_comes_back(tmp_path: Path, identities: dict[str, Id
     assert any(2 not in outcome.survivors for outcome in runner.outcomes("site-00"))
 
 
+@pytest.mark.mutant
+def test_who_takes_no_answer_fills_no_memory(
+    tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    """A sum is asked for many times by a session that has no room."""
+    runner = Runner(plan_of_sums(), identities, tmp_path)
+    site = runner.site("site-00")
+    conversation = site._conversation
+    peer = conversation.neighbours["site-01"]
+    peer.live = True
+    for _ in range(50):
+        conversation._say("site-01", wire.At(1, 0))
+        conversation._say("site-01", wire.At(2, 0))
+    assert [wire.decoded(data) for data in peer.backlog] == [wire.At(1, 0), wire.At(2, 0)]
+    site.close()
+
+
+@pytest.mark.mutant
+def test_hellos_show_keys(tmp_path: Path, identities: dict[str, Identity]) -> None:
+    """A site leaves where another one has keys of it that its journal lacks."""
+    runner = Runner(plan_of_sums(), identities, tmp_path)
+    for name in identities:
+        runner.start(name, rounds=1)
+    for name in identities:
+        runner.threads[name].join(60)
+    first = runner.site("site-00")
+    second = runner.site("site-01")
+    hello = first._conversation.greeting("site-01")
+    assert wire.decoded(hello).keys
+    assert second._conversation.check("site-00", hello) is None
+    second.close()
+    (tmp_path / "site-01" / "journal").write_bytes(b"masked 0 0 -\n")
+    second = runner.site("site-01")
+    reason = second._conversation.check("site-00", hello)
+    assert "restored from a backup" in str(reason)
+    assert "restored from a backup" in str(second._conversation.doubt)
+    first.close()
+    second.close()
+
+
 def test_the_guarantee_is_of_sums(tmp_path: Path, identities: dict[str, Identity]) -> None:
     runner = Runner(plan_of_sums(), identities, tmp_path)
     site = runner.site("site-00")
