@@ -17,8 +17,8 @@ A round has attempts, and each attempt an aggregator, by the roster's order:
 
 `PeerSums` is one site's part: a state machine without network or thread. A site goes on to the next
 attempt where it has not sent its masked vector. Once that is out the round is spent for it: it
-waits for a sum, or for all sites to say that there is none. The page 'Sums among peers' of the
-manual has the proof.
+waits for a sum, or for all sites to say that there is none. The page 'Proofs' of the manual shows
+why sums among peers open together.
 """
 
 import contextlib

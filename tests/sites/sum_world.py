@@ -110,14 +110,14 @@ class World:
         if first not in self.sites or second not in self.sites:
             return
         pairs = ((first, second), (second, first))
-        for one, other in pairs:
+        for name, peer in pairs:
             # The hello: each shows what it has of the other.
             try:
-                self.sites[one].check_shown(other, self.sites[other].shown(one))
+                self.sites[name].check_shown(peer, self.sites[peer].shown(name))
             except Refused:
                 return
-        for one, other in pairs:
-            self.sites[one].came(other)
+        for name, peer in pairs:
+            self.sites[name].came(peer)
 
     def part(self, first: str, second: str) -> None:
         for one, other in ((first, second), (second, first)):

@@ -65,8 +65,8 @@ class HostileWorld(World):
             self.note(sender, frame)
             super().say(sender, peer, frame)
             return
-        for said in self.attack(sender, peer, frame):
-            data = wire.encoded(said)
+        for changed in self.attack(sender, peer, frame):
+            data = wire.encoded(changed)
             if peer in self.sites:
                 self.queues[sender, peer].append(data)
 
@@ -252,12 +252,12 @@ def partial_delivery(world: HostileWorld, sender: str, peer: str, frame: wire.Fr
     if isinstance(frame, wire.Word):
         message = message_of(frame)
         if isinstance(message, Delivery):
-            kept = {j: c for j, c in message.sealed.items() if world.random.random() < 0.8}
-            payload = encoded(Delivery(message.nonce, kept))
+            sealed = {j: c for j, c in message.sealed.items() if world.random.random() < 0.8}
+            payload = encoded(Delivery(message.nonce, sealed))
             return [world.signed(sender, frame._replace(payload=payload))]
         if isinstance(message, Confirmed):
-            kept = {j: c for j, c in message.confirmations.items() if world.random.random() < 0.8}
-            payload = encoded(Confirmed(message.nonce, kept))
+            opened = {j: c for j, c in message.confirmations.items() if world.random.random() < 0.8}
+            payload = encoded(Confirmed(message.nonce, opened))
             return [world.signed(sender, frame._replace(payload=payload))]
     return [frame]
 
@@ -315,8 +315,8 @@ def attacked(folder: Path, identities: dict[str, Identity], number: int) -> Host
 
     def attack(sender: str, peer: str, frame: wire.Frame) -> list[wire.Frame]:
         frames = [frame]
-        for one in attacks:
-            frames = [made for said in frames for made in one(world, sender, peer, said)]
+        for change in attacks:
+            frames = [new for old in frames for new in change(world, sender, peer, old)]
         return frames
 
     world.attack = attack
@@ -335,11 +335,6 @@ def attacked(folder: Path, identities: dict[str, Identity], number: int) -> Host
             world.start(victim)
     world.finish()
     return world
-
-
-@pytest.mark.parametrize("number", range(2 * len(ATTACKS)))
-def test_attacks(tmp_path: Path, identities: dict[str, Identity], number: int) -> None:
-    attacked(tmp_path, identities, number)
 
 
 # One step of an attack each.
@@ -402,16 +397,16 @@ def test_a_restored_folder_takes_no_part(
     world.start(*(name for name in world.names if name != victim))
     world.start(victim)
     shutil.copytree(tmp_path / victim, tmp_path / "backup")
-    said: list[type] = []
+    kinds: list[type] = []
     record = world.record
 
     def recorded(sender: str, frame: wire.Frame) -> None:
         record(sender, frame)
         if sender == victim and isinstance(frame, wire.Word):
-            said.append(type(decoded(frame.payload)))
+            kinds.append(type(decoded(frame.payload)))
 
     world.record = recorded
-    run_until(world, lambda: stage in said)
+    run_until(world, lambda: stage in kinds)
     # Others wait still for what it says, or another attempt is near.
     world.kill(victim)
     shutil.rmtree(tmp_path / victim)
@@ -432,7 +427,7 @@ def test_a_folder_from_before_the_run_had_a_name_takes_no_part(
     world = honest_world(tmp_path, identities)
     world.start()
     run_until(world, lambda: len(world.sites["site-00"]._seen) == SITES - 1)
-    shown = world.sites["site-00"].shown("site-03")
+    words = world.sites["site-00"].shown("site-03")
     world.kill("site-03")
     shutil.rmtree(tmp_path / "site-03")
     folder = Folder(tmp_path / "site-03")
@@ -445,7 +440,7 @@ def test_a_folder_from_before_the_run_had_a_name_takes_no_part(
         spoiled=5,
         say=lambda peer, frame: None,
     )
-    site.check_shown("site-00", shown)
+    site.check_shown("site-00", words)
     assert site.doubt is None
     site.resume(RUN, 0)
     assert "restored from a backup" in str(site.doubt)
@@ -460,13 +455,13 @@ def test_keys_that_are_shown_must_be_ones_own(
     run_until(world, lambda: len(world.sites["site-00"]._seen) == SITES - 1)
     site = world.sites["site-03"]
     (other,) = world.sites["site-00"].shown("site-02")
-    (own,) = world.sites["site-00"].shown("site-03")
-    forged = own._replace(payload=encoded(Hello(own.nonce, world.terms.digest())))
-    for word in (other, forged, own._replace(nonce=bytes(16))):
+    (latest,) = world.sites["site-00"].shown("site-03")
+    forged = latest._replace(payload=encoded(Hello(latest.nonce, world.terms.digest())))
+    for word in (other, forged, latest._replace(nonce=bytes(16))):
         with pytest.raises(Refused):
             site.check_shown("site-00", (word,))
         assert site.doubt is None
-    site.check_shown("site-00", (own,))
+    site.check_shown("site-00", (latest,))
 
 
 @pytest.mark.mutant
@@ -653,8 +648,8 @@ def test_ones_own_word_that_the_journal_lacks(
     world = honest_world(tmp_path, identities)
     world.start()
     site = world.sites["site-03"]
-    own = void_of(world, "site-03", 0, site.before)
-    assert "restored from a backup" in refused(world, "site-03", "site-01", wire.Voided((own,)))
+    void = void_of(world, "site-03", 0, site.before)
+    assert "restored from a backup" in refused(world, "site-03", "site-01", wire.Voided((void,)))
     assert site.doubt is not None
 
 
@@ -674,9 +669,8 @@ def test_other_sums_before_a_round_are_compared(
     for frame in (wire.Voided((void,)), word, opened):
         world.queues.clear()
         assert "other sums" in refused(world, "site-03", "site-01", frame)
-        assert [wire.decoded(said) for said in world.queues["site-03", "site-01"]] == [
-            wire.At(0, 0)
-        ]
+        frames = [wire.decoded(data) for data in world.queues["site-03", "site-01"]]
+        assert frames == [wire.At(0, 0)]
     assert site.doubt is None
     assert not site._voids
 
@@ -715,6 +709,10 @@ def test_words_of_others_are_refused(tmp_path: Path, identities: dict[str, Ident
         refused(world, "site-03", frame.sender, frame)
     assert not site._calls
     refused(world, "site-03", "site-01", word)
+    # Nor are keys taken of anybody but their site.
+    run_until(world, lambda: world.sites["site-05"]._part)
+    keys = world.sites["site-05"]._part.keys
+    refused(world, "site-00", "site-04", keys)
 
 
 @pytest.mark.mutant
@@ -765,14 +763,14 @@ def test_a_sum_is_asked_for_again(tmp_path: Path, identities: dict[str, Identity
     for place, answers in ((1, []), (2, [wire.At(1, 0)]), (2, []), (3, [wire.At(1, 0)])):
         world.queues.clear()
         site.hear("site-00", wire.At(place, 0))
-        said = [wire.decoded(data) for data in world.queues["site-03", "site-00"]]
-        assert said == answers
+        frames = [wire.decoded(data) for data in world.queues["site-03", "site-00"]]
+        assert frames == answers
     void = void_of(world, "site-02", 1, site.before)
     site.hear("site-02", wire.Voided((void,)))
     world.queues.clear()
     site.hear("site-00", wire.At(1, 0))
-    said = [wire.decoded(data) for data in world.queues["site-03", "site-00"]]
-    assert said == [wire.Voided((void,))]
+    frames = [wire.decoded(data) for data in world.queues["site-03", "site-00"]]
+    assert frames == [wire.Voided((void,))]
 
 
 # Restarts.
@@ -951,3 +949,8 @@ def test_no_frame_ends_a_site(tmp_path: Path, identities: dict[str, Identity], s
     world.start()
     # Any error but Refused ends the test.
     world.finish(2000)
+
+
+@pytest.mark.parametrize("number", range(2 * len(ATTACKS)))
+def test_attacks(tmp_path: Path, identities: dict[str, Identity], number: int) -> None:
+    attacked(tmp_path, identities, number)

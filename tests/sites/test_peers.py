@@ -75,15 +75,15 @@ def test_the_threshold_parts_any_two_requests() -> None:
                     with pytest.raises(ValueError, match="colluders sums take"):
                         sum_world.terms(sites, dropouts, colluders)
                     continue
-                made = sum_world.terms(sites, dropouts, colluders)
-                assert (made.minimum, made.colluders) == (sites - dropouts, colluders)
-                for enrolled in range(made.minimum, sites + 1):
-                    degree, threshold, *_ = made.graph(enrolled)
+                terms = sum_world.terms(sites, dropouts, colluders)
+                assert (terms.minimum, terms.colluders) == (sites - dropouts, colluders)
+                for enrolled in range(terms.minimum, sites + 1):
+                    degree, threshold, *_ = terms.graph(enrolled)
                     assert degree == enrolled - 1
                     assert 2 * threshold > degree + colluders
-                    assert threshold <= made.minimum - 1
+                    assert threshold <= terms.minimum - 1
                 with pytest.raises(ValueError, match="enrolled is"):
-                    made.graph(made.minimum - 1)
+                    terms.graph(terms.minimum - 1)
 
 
 @pytest.mark.mutant
