@@ -326,6 +326,13 @@ SUITE = (
         Line("growth", "secure sum over gRPC, {clients:,} clients of {length:,}",
              "{seconds:time} of all parties", "{received:bytes} from a client"),
     ),
+    _secagg(
+        "secagg_peers", "peers",
+        "--peer-sites 10 50 100 --lengths 4096 65536 --repeats 1",
+        "--peer-sites 6 --lengths 1024 --repeats 0",
+        Line("growth", "secure sum among {clients:,} sites of {length:,}, a round",
+             "{seconds:time} of all sites", "{site_bytes:bytes} from a site"),
+    ),
     Entry(
         "integers", "secagg", "bench_integers", "--repeats 3",
         "--size 1024 --variances 400 --norms 64 --repeats 1",
