@@ -395,7 +395,7 @@ class PeerSums:
             if word.sender != self.name:
                 raise Refused(f"{peer} shows keys of {word.sender!r} as those of {self.name}")
             self._keys_of(word)
-            self._see(word, None)
+            self._see(word)
 
     @property
     def is_wanted(self) -> bool:
@@ -659,7 +659,7 @@ class PeerSums:
         if self.name not in senders:
             raise Refused("keys of this site are missing")
         for word in frame.words:
-            self._see(word, self._seen.get(word.sender))
+            self._see(word)
         # Whose keys are here may send its vector: none of its backups may do so again.
         self._folder.replace("enrolled", wire.encoded(wire.Enrolment(tuple(self._seen.values()))))
         sites = [self.names.index(name) for name in senders]
@@ -715,7 +715,7 @@ class PeerSums:
         if isinstance(message, Keys):
             if server.stage != "enrol" or (message.nonce, message.terms) != server.hello:
                 raise Refused("keys that are late, or of other terms")
-            self._see(word, self._seen.get(word.sender))
+            self._see(word)
             mine.keys[word.sender] = word
             return
         if word.sender not in mine.names:
@@ -1007,36 +1007,35 @@ class PeerSums:
 
     # What proves a fault.
 
-    def _see(self, word: wire.Word, earlier: wire.Word | None) -> None:
-        """Note keys, whose signature was checked; two of one attempt prove that a site lives twice.
-
-        Args:
-            word: The keys.
-            earlier: Others of the same site, or none.
-        """
+    def _see(self, word: wire.Word) -> None:
+        """Note keys whose signature was checked, the last of each site; or stop for them."""
         place = word.round, word.attempt
         if word.sender == self.name:
             if self._signed.get(place) != hashlib.sha256(word.payload).hexdigest():
                 self._leave(f"there are keys of {self.name} of round {word.round}")
             return
-        before = (-1, -1) if earlier is None else (earlier.round, earlier.attempt)
-        if earlier is not None and before == place and earlier.payload != word.payload:
+        earlier = self._seen.setdefault(word.sender, word)
+        self._check_single(earlier, word)
+        if place > (earlier.round, earlier.attempt):
+            self._seen[word.sender] = word
+
+    def _check_single(self, earlier: wire.Word, word: wire.Word) -> None:
+        """Stop for two keys of one attempt: they prove that their site lives twice."""
+        places = {(one.round, one.attempt) for one in (earlier, word)}
+        if len(places) == 1 and earlier.payload != word.payload:
             self._accuse(
                 [word.sender],
                 [wire.Enrolment((earlier, word))],
                 f"{word.sender} signed two keys of attempt {word.attempt} of round {word.round}: "
                 "its folder was copied or restored",
             )
-        if place > before:
-            self._seen[word.sender] = word
 
     def _take_two_keys(self, first: wire.Word, second: wire.Word) -> None:
         """Take what another site stopped for."""
         for word in (first, second):
             self._keys_of(word)
-        if first.sender == self.name:
-            self._see(first, None)
-        self._see(second, first)
+            self._see(word)
+        self._check_single(first, second)
 
     def _leave(self, fault: str) -> NoReturn:
         """Stop: somebody has this site's signature on what its journal lacks."""

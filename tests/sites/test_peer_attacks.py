@@ -504,6 +504,12 @@ def test_one_key_is_no_evidence(tmp_path: Path, identities: dict[str, Identity])
     first = world.sites["site-00"]._seen["site-03"]
     site = world.sites["site-05"]
     site.hear("site-00", wire.Enrolment((first, first)))
+    run_until(world, lambda: site._seen["site-03"].round == 1)
+    latest = site._seen["site-03"]
+    # Old keys do not hide that there are later ones.
+    for words in ((first, first), (first, latest), (latest, first)):
+        site.hear("site-00", wire.Enrolment(words))
+        assert site.shown("site-03") == (latest,)
     # Signed by nobody.
     forged = first._replace(payload=world.sites["site-00"]._seen["site-02"].payload)
     refused(world, "site-05", "site-00", wire.Enrolment((first, forged)))
