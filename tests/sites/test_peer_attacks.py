@@ -421,6 +421,35 @@ def test_a_restored_folder_takes_no_part(
     world.check()
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_backup_of_any_moment_sends_nothing_twice(
+    tmp_path: Path, identities: dict[str, Identity], seed: int
+) -> None:
+    """It is taken at one moment and restored at another; others may have begun again, too."""
+    chance = random.Random(seed)
+    world = honest_world(tmp_path, identities, spoiled=5)
+    world.start()
+    victim = chance.choice(world.names)
+    for _ in range(chance.randrange(200)):
+        world.step()
+    history = list(world.history[victim])
+    shutil.copytree(tmp_path / victim, tmp_path / "backup")
+    for _ in range(chance.randrange(1, 150)):
+        world.step()
+    world.kill(victim)
+    shutil.rmtree(tmp_path / victim)
+    shutil.copytree(tmp_path / "backup", tmp_path / victim)
+    world.history[victim] = history
+    for name in chance.sample(list(world.sites), chance.randrange(3)):
+        world.kill(name)
+        world.start(name)
+    world.start(victim)
+    for _ in range(5000):
+        if not world.done:
+            world.step()
+    world.check()
+
+
 def test_a_folder_from_before_the_run_had_a_name_takes_no_part(
     tmp_path: Path, identities: dict[str, Identity]
 ) -> None:
