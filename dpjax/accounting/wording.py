@@ -279,6 +279,8 @@ def _sites_text(record: Record) -> str:
 def _precision_text(record: Record) -> str:
     """What a release says of finite precision: a run its cost, a plan the most that it may be."""
     epsilon, delta = precision_cost(record)
+    if record.sums_of_sites:
+        return "; the noise is whole numbers, to which finite precision adds nothing"
     if not epsilon:
         return "; what noise of finite precision adds is not in it"
     text = f"; {epsilon:.3g} of epsilon and {delta:.3g} of delta are for noise of finite precision"

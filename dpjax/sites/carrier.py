@@ -544,7 +544,9 @@ class GrpcChannel:
             raise _validate.refusal("listen", self.listen, remedy) from None
         server.start()
         self._server = server
-        _LOG.info("%s listens at %s, port %d", self.identity.name, self.listen, self.port)
+        # Behind a relay it is a socket of the machine, which firewalls know nothing of.
+        if not str(self.listen).startswith("unix:"):
+            _LOG.info("%s listens at %s, port %d", self.identity.name, self.listen, self.port)
 
     def _answer(self, frames: Iterator[bytes], context: "grpc.ServicerContext") -> Iterator[bytes]:
         """Hold a session with who dialled."""

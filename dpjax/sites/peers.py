@@ -138,8 +138,9 @@ class PeerTerms(Terms):
         fewest = 2 * most + self.colluders + 2
         if self.clients < fewest:
             raise ValueError(
-                f"clients is {self.clients}, and with {most} dropouts and {self.colluders} "
-                f"colluders sums take {fewest} sites at least: 2 dropouts + colluders + 2"
+                f"{self.clients} sites are too few for sums with {most} dropouts and "
+                f"{self.colluders} colluders, which take 2 * {most} + {self.colluders} + 2 = "
+                f"{fewest}; give fewer of them, or more sites"
             )
         if not self.minimum <= enrolled <= self.clients:
             raise ValueError(

@@ -80,7 +80,8 @@ _GROUP = """\
 """
 _GOSSIP = "one message, the same to all of its neighbours"
 _ADDING = (
-    "one vector under masks to the site that adds up, which all are in turn, and all learn the sum"
+    "one vector under masks to the site that adds up, which all are in turn, and encrypted shares "
+    "of its masks to all; they learn the sum, with which all end"
 )
 _OF_GROUP = (
     "A group's secret protects from non-members alone, also from several together. It is replaced "
@@ -101,6 +102,10 @@ _PYTHON = {
     r"; a run in one process holds all keys, so it is a simulation \(release=False\)": "",
     r",? or release=False": "",
     r"release is True with": "sites release, with",
+    r"give Budget\(epsilon, delta, accountant='(\w+)'\)": r'give accountant = "\1" under [budget]',
+    r"method=Federated\(aggregate=...\) and attacker='aggregator'(?! or)": (
+        'method Federated, and attacker = "aggregator" under [protect]'
+    ),
     r"\b(dp\.\w+\.)?([A-Z]\w+)\([^()]*\)": r"\2",
     r"\b(\w+)=(?=\S)": r"\1 = ",
 }

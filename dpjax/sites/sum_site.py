@@ -106,10 +106,15 @@ class SumMeeting(Meeting):
         return [name for name in self.neighbours if self.sums.places.get(name, 0) < self.round]
 
     def unmet(self) -> list[str]:
-        """With whom no session was opened yet, while too few are here for a sum."""
+        """Nobody: sums that are signed may come from any one site."""
+        return []
+
+    def unknown(self) -> list[str]:
+        """With whom no session was opened yet, while too few are here for a sum of this round."""
         absent = super().unmet()
         spare = len(self.neighbours) + 1 - self.sums.terms.minimum
-        return absent if len(absent) > spare else []
+        is_wanted = self.sums.is_wanted and len(absent) > spare
+        return absent if is_wanted else []
 
     def welcome(self, peer: Neighbour) -> None:
         """Say to a new session where this site is."""
@@ -195,6 +200,8 @@ class SumSite(SiteLoop):
         conversation = self._conversation
         sums = conversation.sums
         sent = self.compute.outgoing(state)
+        # Others show what they have of this site's before its vector may go out.
+        self._wait(conversation.unknown)
         if sums.is_wanted:
             sums.offer(self.compute.vector(state, sent))
         self._wait(sums.missing)

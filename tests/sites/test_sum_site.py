@@ -270,7 +270,7 @@ def test_a_plan_file_of_sums(tmp_path: Path) -> None:
     assert "the one that adds up among them" in page
     for changes, message in (
         ({"noise": [{"name": "Discrete"}]}, "colluders"),
-        ({"noise": [{"name": "Discrete", "colluders": 1, "dropouts": 1}]}, "2 dropouts"),
+        ({"noise": [{"name": "Discrete", "colluders": 1, "dropouts": 1}]}, "give fewer of them"),
         ({"network": SETTINGS["network"]}, "network"),
         ({"method": {"name": "DSGD"}}, "Federated"),
     ):
