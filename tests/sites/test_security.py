@@ -13,7 +13,7 @@ from tests.sites.test_sum_site import plan_of_sums
 
 SECURITY = (Path(__file__).resolve().parents[2] / "SECURITY.md").read_text(encoding="utf-8")
 PROTECTED = "protected"
-NOBODY = "**not protected**"
+NOBODY = "**not**"
 GROUP = "**not** in its own group"
 
 COLUMNS = {
