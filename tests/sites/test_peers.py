@@ -72,7 +72,7 @@ def test_the_threshold_parts_any_two_requests() -> None:
         for dropouts in range(4):
             for colluders in range(1, 4):
                 if sites < 2 * dropouts + colluders + 2:
-                    with pytest.raises(ValueError, match="colluders sums take"):
+                    with pytest.raises(ValueError, match="too few for sums"):
                         sum_world.terms(sites, dropouts, colluders)
                     continue
                 terms = sum_world.terms(sites, dropouts, colluders)
