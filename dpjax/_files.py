@@ -177,6 +177,24 @@ def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
+def toml(path: PathLike, remedy: str = "mend the line that is named, and save it as UTF-8") -> Any:
+    """Return the plain values of a TOML file.
+
+    Args:
+        path: The file.
+        remedy: What to do about one that is none.
+
+    Raises:
+        FileNotFoundError: Where there is none.
+        ValueError: For a file that is none.
+    """
+    import tomllib
+
+    with reading(path, remedy):
+        # Windows writes a byte order mark, which TOML does not know.
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+
+
 @contextlib.contextmanager
 def reading(path: PathLike, remedy: str) -> Iterator[None]:
     """Name the file when what reads it fails, whatever it raises: damage takes every shape.

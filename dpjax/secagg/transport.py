@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, Self
+from typing import Any, BinaryIO, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 from jaxtyping import Int64, UInt32
@@ -30,6 +30,7 @@ from dpjax.secagg.terms import Abort, Limits, Terms
 
 __all__ = ["RoundTraffic", "SecureSums", "terms_of"]
 
+_TermsT = TypeVar("_TermsT", bound=Terms)
 _Leaves = Mapping[int, str]
 """The stage in which a client leaves, by its number."""
 _Missing = tuple[tuple[int, ...], ...]
@@ -293,7 +294,8 @@ def terms_of(
     colluders: int,
     dropouts: int = 0,
     adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest",
-) -> Terms:
+    kind: type[_TermsT] = Terms,  # type: ignore[assignment]
+) -> _TermsT:
     """Return the terms of sums of a code, modulo as many bits as they take.
 
     Args:
@@ -302,6 +304,7 @@ def terms_of(
             is for; no default, since with fewer a single client's message may be opened.
         dropouts: Clients that may be missing, at most as many as the plan's noise is for.
         adversary: As of `Terms`.
+        kind: The class of the terms.
 
     Raises:
         ValueError: As `Terms`.
@@ -324,8 +327,7 @@ def terms_of(
 
     dropout = fraction("dropout", dropouts)
     corrupt = fraction("corrupt", colluders)
-    bits = max(code.bits, 2)
-    return Terms(code.clients, code.padded, bits, None, corrupt, dropout, adversary)
+    return kind(code.clients, code.padded, code.bits, None, corrupt, dropout, adversary)
 
 
 _DIGEST = b', "digest": "'

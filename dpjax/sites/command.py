@@ -112,7 +112,7 @@ def plan_command(
     from dpjax.sites import project
 
     roster = Roster.of_certificates(certificates)
-    made = project.write(project.values_of(study), roster, project.values_of(schema), out)
+    made = project.write(_files.toml(study), roster, _files.toml(schema), out)
     print(f"plan: {out} and {out.with_suffix('.npz')}, digest {made.digest}")
     print(f"roster: {roster.digest}; every operator compares it by another way than the network")
     print(made.plan.guarantee.replace(release=True, sites=True).statement())

@@ -386,7 +386,7 @@ class SumRounds(LocalRounds):
         rounding = self._source.stream("rounding", round=done)
         noise = self._source.stream("discrete noise", round=done)
         numbers = integers.noisy(self.code, np.concatenate(leaves), signs, noise, rounding)
-        return numbers & (2 ** max(self.code.bits, 2) - 1)
+        return numbers & (2**self.code.bits - 1)
 
     def incoming(self, state: State, sent: Outgoing, total: np.ndarray, present: int) -> State:
         """The round from its sum on; a sum of nobody changes no model.

@@ -187,9 +187,7 @@ class Conversation(Meeting):
         """Let go of the last message, once all who need it have absorbed it."""
         if not self.behind():
             self._folder.delete(f"sent/{self.round - 1}")
-        self.flush()
-        for peer in self.neighbours.values():
-            peer.live = False
+        super().end()
 
     # What is waited for.
 

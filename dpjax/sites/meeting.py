@@ -199,7 +199,10 @@ class Meeting:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Let go of what nobody needs any more: the rounds are over."""
+        """Say what is left to be said: the rounds are over."""
+        self.flush()
+        for peer in self.neighbours.values():
+            peer.live = False
 
     def welcome(self, peer: Neighbour) -> None:
         """Say to a new session what the last one may have lost of the run.

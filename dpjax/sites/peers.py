@@ -31,8 +31,8 @@ from typing import NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
-from dpjax import _validate
-from dpjax.encoding.lattice import SumCode
+from dpjax.plans.plan import Plan
+from dpjax.plans.sums import CalibratedCode
 from dpjax.secagg import primitives
 from dpjax.secagg.client import Client, reply
 from dpjax.secagg.graph import Parameters
@@ -53,6 +53,7 @@ from dpjax.secagg.messages import (
 )
 from dpjax.secagg.server import SumServer
 from dpjax.secagg.terms import Abort, Limits, Rejected, Terms
+from dpjax.secagg.transport import terms_of
 from dpjax.sites import wire
 from dpjax.sites.identity import Identity, Refused
 from dpjax.sites.identity import Roster as Sites
@@ -87,29 +88,32 @@ class PeerTerms(Terms):
 
     Example:
         >>> from dpjax.encoding.lattice import SumCode
+        >>> from dpjax.secagg.transport import terms_of
         >>> from dpjax.sites.peers import PeerTerms
         >>> code = SumCode(size=100, bound=1.0, grid=1 / 64, clients=6, variance=4)
-        >>> terms = PeerTerms.of(code, dropouts=1, colluders=1)
+        >>> counts = {"dropouts": 1, "colluders": 1}
+        >>> terms = terms_of(code, **counts, adversary="semi_malicious", kind=PeerTerms)
         >>> terms.minimum, terms.graph(6).degree, terms.graph(6).threshold
         (5, 5, 4)
     """
 
     @classmethod
-    def of(cls, code: SumCode, *, dropouts: int, colluders: int) -> "PeerTerms":
-        """Return the terms of sums of a code.
+    def of(cls, plan: Plan) -> "PeerTerms":
+        """Return the terms of a plan's sums.
 
         Args:
-            code: What all agree on.
-            dropouts: m, sites that may be missing from a sum.
-            colluders: c, sites that put together what they know, the aggregator among them.
+            plan: With noise Discrete, for sites that have links with all others.
+
+        Raises:
+            ValueError: For another plan.
         """
-        _validate.integer("colluders", colluders)
-        missing = _validate.integer("dropouts", dropouts, minimum=0)
-        bits = max(code.bits, 2)
-        # Half a site more: fractions of whole numbers are rounded down, floats are not exact.
-        corrupt = (colluders + 0.5) / code.clients
-        dropout = (missing + 0.5) / code.clients if missing else 0.0
-        return cls(code.clients, code.padded, bits, None, corrupt, dropout, "semi_malicious")
+        noise = plan.noise
+        if not isinstance(noise, CalibratedCode):
+            raise ValueError(f"plan has noise {plan.config.noise}; give Discrete for sums")
+        if any(len(senders) + 1 < plan.agents for senders in plan.senders):
+            raise ValueError("[network] lacks links, and all sites add up together; leave it out")
+        counts = {"dropouts": noise.part.dropouts, "colluders": noise.part.colluders}
+        return terms_of(noise.code, **counts, adversary="semi_malicious", kind=cls)
 
     def __post_init__(self) -> None:
         """Refuse what no complete graph carries."""
@@ -290,8 +294,7 @@ class PeerSums:
         self._voids: dict[str, wire.Void] = {}
         self._call_by = 0.0
         self._began = 0.0
-        # The round that another site was seen in, and who was asked for this round's sum.
-        self._ahead: dict[str, int] = {}
+        # Who was asked for this round's sum.
         self._asked: set[str] = set()
         # The attempt of this round that each other site said it is in.
         self._attempts: dict[str, int] = {}
@@ -431,7 +434,7 @@ class PeerSums:
         self._calls = {}
         self._voids = {}
         self._attempts = {}
-        self._asked = {peer for peer, round in self._ahead.items() if round >= self.round}
+        self._asked = {peer for peer, round in self.places.items() if round >= self.round}
         for peer in sorted(self._asked):
             # What it said of this round came too early, and is said again.
             self._utter(peer, wire.At(self.round, 0))
@@ -560,8 +563,6 @@ class PeerSums:
             if is_meant and peer == self.aggregator(self.attempt) and frame[:2] == place:
                 self._fail(str(Refused(frame.reason)))
         elif isinstance(frame, wire.At):
-            # Who asks for the sum of an earlier round is not back in it.
-            self.places[peer] = max(frame.round, self.places.get(peer, 0))
             self._hand_on(peer, frame.round)
             self._ask(peer, frame.round)
             self._keep_step(peer, frame)
@@ -802,7 +803,7 @@ class PeerSums:
             self._compare(peer, word)
             return
         self._check_word(word)
-        self.places[peer] = word.round
+        self._notice(peer, word.round)
         message = decoded_message(word.payload)
         aggregator = self.aggregator(word.attempt)
         if isinstance(message, _OF_CLIENT) and aggregator == self.name:
@@ -859,12 +860,18 @@ class PeerSums:
 
     def _ask(self, peer: str, round: int) -> None:
         """Ask a site that is in a later round for the outcome of this one, once in each of its."""
+        is_new = self._notice(peer, round)
         if round > self.round:
-            is_new = round > self._ahead.get(peer, 0)
-            self._ahead[peer] = max(round, self._ahead.get(peer, 0))
             if self.outcome is None and (is_new or peer not in self._asked):
                 self._asked.add(peer)
                 self._utter(peer, wire.At(self.round, self.attempt))
+
+    def _notice(self, peer: str, round: int) -> bool:
+        """Note the round that a site is in; whether it is later than the one noted last."""
+        earlier = self.places.get(peer, 0)
+        # Who asks for the sum of an earlier round is not back in it.
+        self.places[peer] = max(round, earlier)
+        return round > earlier
 
     def _take_opened(self, peer: str, opened: wire.Opened) -> None:
         """Take a sum that its aggregator signed, or find that two were signed."""

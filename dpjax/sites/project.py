@@ -15,7 +15,6 @@ import itertools
 import json
 import re
 import textwrap
-import tomllib
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -313,19 +312,6 @@ class Project:
         )
 
 
-def values_of(path: _files.PathLike) -> dict[str, Any]:
-    """Return plain values of a TOML file.
-
-    Args:
-        path: The file.
-
-    Raises:
-        ValueError: For a file that is none.
-    """
-    with _files.reading(path, "mend the line that is named, and save it as UTF-8"):
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-
-
 def budget_fault(plan: Plan) -> str:
     """Return what is absurd in a budget, of which a plan holds all the same; "" for nothing.
 
@@ -496,8 +482,6 @@ def _target(settings: Section, roster: Roster) -> Target:
         # Whoever adds up opens no sum of fewer.
         aggregate = Trusted(dropouts=design.dropouts)
         parts["method"] = dataclasses.replace(parts["method"], aggregate=aggregate)
-        if not (matrix > 0).all():
-            raise ValueError("[network] lacks links, and all sites add up together; leave it out")
     with naming(part_titles(parts, {"noise": design})):
         config = Config(noise=design, **parts)
         numbers: Any = [counts[name] for name in needed]
@@ -537,8 +521,8 @@ def _plan(target: Target, noise: Calibrated) -> Plan:
     plan = Plan(target, noise, calibration.guarantee_of(target, noise))
     _stated(plan)  # Refuses what holds for no sites.
     if isinstance(noise, CalibratedCode):
-        # Refuses as many dropouts and colluders as no sum among sites has.
-        PeerTerms.of(noise.code, dropouts=noise.part.dropouts, colluders=noise.part.colluders)
+        # Refuses what no sum among sites has.
+        PeerTerms.of(plan)
         return plan
     receives = plan.method.exchange.for_agents(plan.mixing, [0], plan.senders[:1])
     draws = noise.privatizer(target).for_agents(plan.arrays, [0])

@@ -30,7 +30,6 @@ import socket
 import ssl
 import tempfile
 import threading
-import tomllib
 from collections.abc import Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent import futures
@@ -268,7 +267,7 @@ class Relay:
     async def _watch(self) -> None:
         """Tell who is parked that this lives, and now and then the log; take a new certificate."""
         before = ""
-        told = -math.inf
+        reported = -math.inf
         while True:
             await asyncio.sleep(_BEAT)
             for member in self._members.values():
@@ -276,9 +275,9 @@ class Relay:
                 member.parked = list(filter(_Stream.is_alive, member.parked))
                 for stream in member.parked:
                     stream.say()
-            if monotonic() < told + _MINUTE:
+            if monotonic() < reported + _MINUTE:
                 continue
-            told = monotonic()
+            reported = monotonic()
             status = self.status()
             if status != before:
                 _LOG.info("%s", status)
@@ -611,10 +610,7 @@ def run(path: _files.PathLike) -> None:
     Args:
         path: ``relay.toml``.
     """
-    # The sites' reader of such files loads JAX.
-    with _files.reading(path, "mend the line that is named, and save it as UTF-8"):
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    relay = Relay.of(values, Path(path).absolute().parent)
+    relay = Relay.of(_files.toml(path), Path(path).absolute().parent)
     # A connection is an open file, of which a process may have few unless it asks for more.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _OPEN_FILES)), hard))

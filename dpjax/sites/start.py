@@ -22,7 +22,7 @@ from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import ChannelLimits
 from dpjax.sites.identity import Identity, Renewal, Roster
 from dpjax.sites.meeting import Agreement, neighbours_of
-from dpjax.sites.project import SPOILED, Project, budget_fault, values_of
+from dpjax.sites.project import SPOILED, Project, budget_fault
 from dpjax.sites.relay import Forwarder
 from dpjax.sites.site import Site, SiteLoop, Waits
 from dpjax.sites.store import shared_secret
@@ -56,7 +56,7 @@ def settings_of(path: _files.PathLike) -> dict[str, Any]:
     Raises:
         ValueError: For a file that is no TOML, or has a key that nothing reads.
     """
-    settings = values_of(path)
+    settings = _files.toml(path)
     # Where it is follows from where the file is.
     check_keys(f"{path}: ", settings, _KEYS - {"home"})
     settings["home"] = os.fspath(Path(path).absolute().parent)

@@ -5,29 +5,24 @@ numbers, and steps by it; a round without a sum changes no model.
 """
 
 import contextlib
-import logging
 from collections.abc import Generator
 
 import numpy as np
 
-from dpjax.accounting.discrete import Cohort
 from dpjax.engine.step import Metrics
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
-from dpjax.plans.sums import CalibratedCode
 from dpjax.secagg.terms import Limits
 from dpjax.sites import wire
 from dpjax.sites.channel import Channel
 from dpjax.sites.compute import SumRounds
 from dpjax.sites.identity import Identity
-from dpjax.sites.meeting import Agreement, Meeting, Neighbour
+from dpjax.sites.meeting import Agreement, Meeting, Neighbour, neighbours_of
 from dpjax.sites.peers import PeerSums, PeerTerms
 from dpjax.sites.site import SiteLoop
 from dpjax.sites.store import Folder
 
 __all__ = ["SumSite"]
-
-_log = logging.getLogger("dpjax.sites")
 
 
 class SumMeeting(Meeting):
@@ -59,7 +54,7 @@ class SumMeeting(Meeting):
         terms: PeerTerms,
         limits: Limits,
     ) -> None:
-        neighbours = others_of(agreement, identity.name)
+        neighbours = neighbours_of(agreement, agreement.names.index(identity.name))
         parts = agreement, identity, channel, folder, presence
         super().__init__(*parts, group=(identity.name,), neighbours=neighbours)
         self.sums = PeerSums(
@@ -94,12 +89,6 @@ class SumMeeting(Meeting):
         """Go on to the next round: the state after this one is on disk."""
         self.sums.absorbed()
         self.round = self.sums.round
-
-    def end(self) -> None:
-        """End the sessions."""
-        self.flush()
-        for peer in self.neighbours.values():
-            peer.live = False
 
     def behind(self) -> list[str]:
         """Who has not said that it is in the round that this site is in."""
@@ -184,12 +173,7 @@ class SumSite(SiteLoop):
 
     def _met(self, identity: Identity, presence: wire.Presence) -> SumMeeting:
         """What is said, with those that the plan's sums are for."""
-        noise = self.agreement.plan.noise
-        assert isinstance(noise, CalibratedCode)
-        cohort: Cohort = noise.part.cohort(self.agreement.plan.agents)
-        terms = PeerTerms.of(
-            self.compute.code, dropouts=cohort.dropouts, colluders=cohort.colluders
-        )
+        terms = PeerTerms.of(self.agreement.plan)
         parts = self.agreement, identity, self._channel, self._folder, presence
         return SumMeeting(*parts, terms=terms, limits=self.waits.of_sums)
 
@@ -222,17 +206,3 @@ class SumSite(SiteLoop):
             sums.finish()
             self._forget()
         return sent.metrics
-
-
-def others_of(agreement: Agreement, name: str) -> dict[str, Neighbour]:
-    """All other sites, by name.
-
-    Args:
-        agreement: What all sites agree on.
-        name: This site's.
-    """
-    return {
-        other: Neighbour(other, number, sends=True, hears=True)
-        for number, other in enumerate(agreement.names)
-        if other != name
-    }

@@ -216,7 +216,7 @@ class World:
         """All sites have the same outcomes, signatures apart."""
         for history in self.history.values():
             for mine, theirs in zip(history, longest, strict=False):
-                assert told_apart(mine) == told_apart(theirs)
+                assert distinguished(mine) == distinguished(theirs)
 
     def check_sum(self, round: int, outcome: wire.Opened) -> None:
         """A sum is that of its survivors."""
@@ -226,6 +226,6 @@ class World:
         assert len(outcome.survivors) >= self.terms.minimum
 
 
-def told_apart(outcome: wire.Opened | wire.Voided) -> object:
+def distinguished(outcome: wire.Opened | wire.Voided) -> object:
     """What differs between outcomes that differ."""
     return outcome[:-1] if isinstance(outcome, wire.Opened) else "void"

@@ -31,7 +31,7 @@ from dpjax.sites.identity import Identity, Refused
 from dpjax.sites.peers import PeerSums
 from dpjax.sites.store import Folder, MustLeave
 from tests.sites import sum_world
-from tests.sites.sum_world import RUN, World, told_apart
+from tests.sites.sum_world import RUN, World, distinguished
 
 SITES = 7
 DROPOUTS = 1
@@ -109,7 +109,7 @@ class HostileWorld(World):
         return word._replace(signature=self.identities[sender].sign("word", content))
 
     def check_secrets(self) -> None:
-        """No honest vector is opened alone, whatever the coalition was told."""
+        """No honest vector is opened alone, whatever the coalition heard."""
         honest = [i for i, name in enumerate(self.names) if name not in self.hostile]
         by_session: dict[bytes, list[Answer]] = defaultdict(list)
         for answer in self.answers:
@@ -149,7 +149,7 @@ class HostileWorld(World):
         """Outcomes differ only where a site stopped for it, or in the last round of all."""
         for history in self.history.values():
             for round, pair in enumerate(zip(history, longest, strict=False)):
-                mine, theirs = map(told_apart, pair)
+                mine, theirs = map(distinguished, pair)
                 if mine != theirs:
                     assert self.left or round == len(longest) - 1
 
@@ -184,7 +184,7 @@ def two_survivor_sets(world: HostileWorld, sender: str, peer: str, frame: wire.F
 
 
 def dropped_members(world: HostileWorld, sender: str, peer: str, frame: wire.Frame) -> list:
-    """Each client is told other keys."""
+    """Each client gets other keys."""
     if isinstance(frame, wire.Enrolment):
         number = world.random.randrange(len(frame.words))
         return [wire.Enrolment(frame.words[:number] + frame.words[number + 1 :])]
@@ -248,7 +248,7 @@ def void_and_result(world: HostileWorld, sender: str, peer: str, frame: wire.Fra
 
 
 def partial_delivery(world: HostileWorld, sender: str, peer: str, frame: wire.Frame) -> list:
-    """Each client is told of other neighbours that finished sharing."""
+    """Each client hears of other neighbours that finished sharing."""
     if isinstance(frame, wire.Word):
         message = message_of(frame)
         if isinstance(message, Delivery):
@@ -615,7 +615,7 @@ def test_nobody_else_signs_a_sum(tmp_path: Path, identities: dict[str, Identity]
 def test_two_sums_of_two_aggregators_accuse_no_single_one(
     tmp_path: Path, identities: dict[str, Identity]
 ) -> None:
-    """One of attempt 1 was never asked for: who is told of both knows not which one is false."""
+    """One of attempt 1 was never asked for: who hears of both knows not which one is false."""
     world = honest_world(tmp_path, identities)
     world.start()
     site = world.sites["site-03"]

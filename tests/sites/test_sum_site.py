@@ -148,7 +148,7 @@ def in_one_process(runner: Runner, survivors: list[tuple[int, ...]]) -> tuple[li
     for present in survivors:
         sent = [site.outgoing(state) for site, state in zip(sites, states, strict=True)]
         total = sum(sites[i].vector(states[i], sent[i]) for i in present)
-        total = total % 2 ** max(sites[0].code.bits, 2)
+        total = total % 2 ** sites[0].code.bits
         totals.append(total)
         for i, site in enumerate(sites):
             states[i] = site.incoming(states[i], sent[i], total, len(present))
@@ -160,7 +160,7 @@ def check_sums(runner: Runner, models: list[np.ndarray], name: str) -> None:
     """Opened sums are, to the bit, those of one process with the same missing clients."""
     outcomes = runner.outcomes(name)
     totals, model = in_one_process(runner, [outcome.survivors for outcome in outcomes])
-    bits = max(runner.agreed.plan.noise.code.bits, 2)
+    bits = runner.agreed.plan.noise.code.bits
     for outcome, total in zip(outcomes, totals, strict=True):
         opened = sum_world.primitives.unpacked_vector(outcome.total, len(total), bits)
         np.testing.assert_array_equal(opened, total)
