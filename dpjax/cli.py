@@ -31,7 +31,7 @@ _COMMANDS = {
     "plot": "Draw a figure from stored records.",
     "data": "The data sets and their cache: list, fetch, path, check.",
     "secagg": "Secure sums between machines: serve, join.",
-    "site": "A real site: request, renew, authority, secret, plan, document, run, relay, status.",
+    "site": "A real site: request, plan, run, status, standing, replan, leave, ledger and more.",
 }
 """Commands, and their lines in the help of all."""
 _OVERVIEW = """\
@@ -62,6 +62,10 @@ _FUNCTIONS = {
     "site plan": "sites.command.plan_command",
     "site document": "sites.command.document_command",
     "site run": "sites.command.run_command",
+    "site standing": "sites.command.standing_command",
+    "site replan": "sites.command.replan_command",
+    "site leave": "sites.command.leave_command",
+    "site ledger": "sites.command.ledger_command",
     "site relay": "sites.command.relay_command",
     "site status": "sites.command.status_command",
 }

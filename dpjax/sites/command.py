@@ -153,6 +153,8 @@ def replan_command(
     plan: tyro.conf.Positional[Path],
     standings: tyro.conf.Positional[tuple[Path, ...]],
     join: tuple[Path, ...] = (),
+    rounds: int | None = None,
+    epsilon: float | None = None,
     changes: Path | None = None,
     schema: Path | None = None,
     renewals: tuple[Path, ...] = (),
@@ -160,7 +162,7 @@ def replan_command(
 ) -> int:
     """Make the plan of the next phase: without a site that left, with one that joins, or longer.
 
-    Whose standing is given goes on. The phase has the rounds that are left, and what totals leave.
+    Whose standing is given goes on.
 
     Example: dpjax site replan plan.json lyon.standing turin.standing --join bern.pem
 
@@ -168,6 +170,8 @@ def replan_command(
         plan: Of the phase before.
         standings: What dpjax site standing wrote, of more than half of its sites.
         join: Certificates of sites that join.
+        rounds: Of the phase; those that are left unless it is given.
+        epsilon: Of the phase, for each site; all that totals leave unless it is given.
         changes: A file of settings, whose sections take the place of those before.
         schema: In place of the schema before.
         renewals: Of keys, since the phase before.
@@ -179,13 +183,18 @@ def replan_command(
     number = before.phase + 2
     stem = plan.stem.removesuffix(f"-{before.phase + 1}")
     path = out or plan.with_name(f"{stem}-{number}.json")
+    settings = {} if changes is None else _files.toml(changes)
+    if rounds is not None:
+        settings["rounds"] = rounds
+    if epsilon is not None:
+        settings["budget"] = {**before.settings["budget"], "epsilon": epsilon}
     made = project.follow(
         plan,
         standings,
         path,
         joining=join,
         renewals=renewals,
-        changes=None if changes is None else _files.toml(changes),
+        changes=settings,
         schema=None if schema is None else _files.toml(schema),
     )
     print(f"plan: {path} and {path.with_suffix('.npz')}, digest {made.digest}")
@@ -452,7 +461,7 @@ _Action: TypeAlias = (
 
 
 def site_command(action: tyro.conf.OmitSubcommandPrefixes[_Action]) -> int:
-    """A real site: request, plan, run, status, relay, standing, replan, leave, ledger and more.
+    """A real site: request, plan, run, status, standing, replan, leave, ledger and more.
 
     Every site is a process of its own, with its own records, keys and certificate. The page 'Real
     sites' of the manual leads from a list of edges to a finished run. dpjax site run --help has

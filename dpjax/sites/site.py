@@ -446,7 +446,7 @@ class SiteLoop:
         """Write how far this site came, signed, for the plan of a phase after this one.
 
         Args:
-            path: A file, which must not exist: models that are public, after the last few rounds.
+            path: A file, of models that are public, after the last few rounds.
 
         Raises:
             ValueError: Where the run has not begun.
@@ -473,7 +473,7 @@ class SiteLoop:
         standing = bare._replace(signature=signature)
         header = base64.b64encode(wire.encoded(standing)).decode()
         with _files.writing("path", path):
-            _files.create(Path(path), _files.packed(header, arrays))
+            _files.replace(Path(path), _files.packed(header, arrays))
         return standing
 
     def _finish(self) -> None:
