@@ -55,8 +55,10 @@ from dpjax.plans.settings import (
 )
 from dpjax.plans.sums import CalibratedCode, Discrete
 from dpjax.protocols import Arrays
+from dpjax.sites import measures
 from dpjax.sites.data import Schema
 from dpjax.sites.identity import Roster
+from dpjax.sites.measures import Measure
 from dpjax.sites.peers import PeerTerms
 from dpjax.sites.site import group_of
 from dpjax.topology import graphs, nodes
@@ -74,6 +76,20 @@ _AVERAGING = """\
 - Averaging after the last round: {rounds:,} messages of {parameters:,} numbers, made of
   earlier messages alone.
 """
+_TRAINED = (
+    "The model has {parameters:,}. Records reach a message through clipped gradients alone, with "
+    "noise."
+)
+_MEASURED = (
+    "They are sums over its records of a public function, clipped, with noise. A bound of their "
+    "number is public, the number is not."
+)
+_ENCRYPTED = "Links are encrypted, with certificates at both ends."
+_LEARNT = "At the end a site has a model of its own, which may be"
+_PUBLISHED = (
+    "published with the statement. For its operator it keeps the audit file, digests of all "
+    "messages and its metrics."
+)
 _GROUP = """\
 - A group's sites delete all copies of its secret's file after the run.
 """
@@ -142,7 +158,7 @@ class Project:
         schema: What the columns of all sites' records mean.
         plan: Made from the settings and the stored noise, and audited.
         digest: SHA-256, hex, of the content of both files.
-        module: The model.
+        module: The model, or what is measured in its place.
         shapes: Of one model's leaves, a tree.
         loss: Name of the loss, for `dpjax.sites.data.Records.targets`.
         names: The sites, in the plan's order.
@@ -162,7 +178,7 @@ class Project:
     schema: Schema
     plan: Plan
     digest: str
-    module: nn.Module
+    module: nn.Module | Measure
     shapes: Any
     loss: str
     names: tuple[str, ...]
@@ -201,12 +217,14 @@ class Project:
             settings = content["settings"]
             roster = Roster.from_json(content["roster"])
             target = _target(settings, roster)
-            # Three arrays [n, n] at most, and a strategy.
+            # Three arrays [n, n] at most, and a strategy; beside them a model that is evaluated.
             entries = 4 * target.agents**2 + target.rounds**2
-            data = _content(stored, min(2**16 + 8 * entries, _MOST_ARRAYS))
+            most = min(2**16 + 8 * entries, _MOST_ARRAYS)
+            data = _content(stored, _MOST_ARRAYS if measures.is_measure(settings) else most)
             if _digest(data) != content["arrays"]:
                 raise ValueError(f"its arrays are damaged, or of another plan; {_REMEDY}")
-            plan = _stored_plan(target, _arrays(data))
+            evaluated, arrays = measures.split(_arrays(data))
+            plan = _stored_plan(target, arrays)
             schema = Schema.of(content["schema"])
             return cls(
                 settings,
@@ -214,11 +232,25 @@ class Project:
                 schema,
                 plan,
                 digest,
-                *_model(settings["model"], schema),
+                *_model(settings["model"], schema, evaluated),
                 tuple(roster),
                 settings["seed"],
                 settings["average_rounds"],
             )
+
+    @property
+    def measure(self) -> Measure | None:
+        """What is measured; None where a model is trained."""
+        return self.module if isinstance(self.module, Measure) else None
+
+    @property
+    def account(self) -> str:
+        """Which of a site's records are read: "training" or "held_out" ones.
+
+        Which are held out follows from their number, the share and the seed: two plans of another
+        seed may read the same records under both names.
+        """
+        return Measure.account if self.measure is None else self.measure.account
 
     @property
     def spoiled(self) -> int:
@@ -226,16 +258,8 @@ class Project:
         return int(self.settings.get("spoiled", SPOILED))
 
     def described(self) -> dict[str, np.ndarray]:
-        """Return what whoever uses a model needs: features and their ranges [k, 2], the label."""
-        features = self.schema.features
-        label = self.schema.label
-        return {
-            "features": np.array([*features]),
-            "ranges": np.array([*features.values()]),
-            "label": np.array(label.name),
-            "label_range": np.array([label.low, label.high]),
-            "classes": np.array(label.classes, str),
-        }
+        """Return what whoever uses a model needs, and the seed by which records were held out."""
+        return {**self.schema.described(), "seed": np.array(self.seed)}
 
     def terms(self) -> dict[str, str]:
         """Return what all sites compare, by item in words: a digest each."""
@@ -288,6 +312,11 @@ class Project:
             sending = _ADDING
             numbers = self.plan.noise.code.padded
         parameters = _size(self.shapes)
+        contents = _TRAINED.format(parameters=parameters)
+        learnt = _LEARNT
+        if self.measure is not None:
+            contents = _MEASURED
+            learnt = f"At the end all sites have {self.measure.page}: these may be"
         averaging = ""
         if self.average_rounds:
             averaging = _AVERAGING.format(rounds=self.average_rounds, parameters=parameters)
@@ -300,7 +329,8 @@ class Project:
             project=self,
             sites="\n".join(rows),
             columns="\n".join(columns),
-            parameters=parameters,
+            contents=contents,
+            learnt=textwrap.fill(f"{_ENCRYPTED} {learnt} {_PUBLISHED}", _WIDTH),
             averaging=averaging,
             sending=sending,
             numbers=numbers,
@@ -360,6 +390,7 @@ def write(settings: Section, roster: Roster, schema: Section, path: _files.PathL
 
 def _made(settings: Section, roster: Roster, schema: Section) -> tuple[bytes, dict[str, Any]]:
     """What the two files of a plan hold."""
+    settings, evaluated = measures.completed(settings, Schema.of(schema))
     settings = json.loads(json.dumps({**_DEFAULTS, **settings}, default=str))
     network = settings.get("network")
     if isinstance(network, dict) and "graph" in network:
@@ -369,7 +400,7 @@ def _made(settings: Section, roster: Roster, schema: Section) -> tuple[bytes, di
         network["edges"] = [[names[end] for end in edge] for edge in graph.edges]
     meaning = Schema.of(schema)
     check_sections(settings, ("model", "noise"))
-    module, shapes, loss = _model(settings["model"], meaning)
+    module, shapes, loss = _model(settings["model"], meaning, evaluated)
     settings = _with_sums(settings, tuple(roster), _size(shapes))
     target = _target(settings, roster)
     noise = _made_noise(target)
@@ -378,7 +409,7 @@ def _made(settings: Section, roster: Roster, schema: Section) -> tuple[bytes, di
     record = np.zeros((1, *meaning.shape), np.float32), np.ones(1, np.int32)
     _problem(settings["model"], module, loss, (record, record), "study")
     file = io.BytesIO()
-    np.savez(file, **_stored_arrays(target, noise))
+    np.savez(file, **_stored_arrays(target, noise), **evaluated)
     arrays = file.getvalue()
     return arrays, {
         "protocol": PROTOCOL,
@@ -441,6 +472,7 @@ def _target(settings: Section, roster: Roster) -> Target:
     names = tuple(roster)
     check_keys("", settings, SECTIONS.keys() | _MOST)
     check_sections(settings, _REQUIRED)
+    measures.check(settings)
     for name, most in _MOST.items():
         _validate.integer(name, settings.get(name, 0), minimum=0, maximum=most)
     for section in settings["noise"]:
@@ -582,9 +614,15 @@ def _stored_plan(target: Target, arrays: Arrays) -> Plan:
 
 
 def _problem(
-    section: Section, module: nn.Module, loss: str, data: tuple[_Records, _Records], name: str
+    section: Section,
+    module: nn.Module | Measure,
+    loss: str,
+    data: tuple[_Records, _Records],
+    name: str,
 ) -> Problem:
     """The problem of one site's training and test records."""
+    if isinstance(module, Measure):
+        return module.problem(*data[module.account == "held_out"], name)
     count = len(data[0][1])
     shards = Partition(np.arange(count)[None], np.array([count]), (name,))
     options = {key: section[key] for key in MODEL_OPTIONS - {"loss"} & section.keys()}
@@ -592,8 +630,27 @@ def _problem(
         return supervised(module, loss, *data, shards, name=name, **options)
 
 
-def _model(section: Section, schema: Schema) -> tuple[nn.Module, Any, str]:
-    """The model, the shapes of its leaves, its loss's name; the schema says how many classes."""
+def _model(
+    section: Section, schema: Schema, evaluated: Arrays
+) -> tuple[nn.Module | Measure, Any, str]:
+    """The model, the shapes of its leaves, its loss's name; the schema says how many classes.
+
+    Of a measure the leaf is its sums, and the loss is one that takes labels as records have them.
+    """
+    if section.get("name") in measures.NAMES:
+        parts = None
+        if isinstance(section.get("model"), Mapping):
+            parts = _trained(section["model"], schema)
+        measure = measures.of(section, schema, parts, evaluated)
+        loss = "cross_entropy" if schema.classes else "squared"
+        return measure, jax.ShapeDtypeStruct((measure.size,), "float32"), loss
+    if evaluated:
+        raise ValueError("its arrays have a model that is evaluated, and [model] names none")
+    return _trained(section, schema)
+
+
+def _trained(section: Section, schema: Schema) -> tuple[nn.Module, Any, str]:
+    """As `_model`, of a model that is trained."""
     fields = {key: value for key, value in section.items() if key not in MODEL_OPTIONS}
     kind = MODELS[_validate.one_of("[model] name", fields.pop("name", "MLP"), MODELS)]
     loss = section.get("loss", "cross_entropy")
