@@ -14,21 +14,21 @@ other column,
 
     phi = w (r, r [label = class], x_j, 2 x_j^2 - 1 of each number),    r^2 = sqrt(J)
 
-and w^2 = 1 / (2 r^2 + J), or 1 / (r^2 + J) without classes, |phi| is at most 1: for a number x^2 +
-(2 x^2 - 1)^2 is convex in x^2, so at most 2, which it is at x^2 = 1; one that is missing is 0, and 1
-in the feature that says so: 2 as well. Of a category's features one is 1. Records that no schema
-makes are clipped. Of images, whose one column has many numbers, phi has means over these, which are
-no longer than the longest. Least error: a mean S / n at an end of its range errs by the noise of S
-and by that of n. Over J columns this is J / w^2 + J / (w r)^2, which is least at r^2 = sqrt(J).
+and w^2 = 1 / (2 r^2 + J), or 1 / (r^2 + J) without classes, |phi| is at most 1: x^2 + (2 x^2 - 1)^2
+is convex in x^2, so at most 2, which it is at x^2 = 1; a missing number is 0, and 1 in the feature
+that says so: 2 as well. Of a category's features one is 1. Records that no schema makes are clipped.
+Of images, whose one column has many numbers, phi has means over these: no longer than the longest.
+Least error: a mean S / n at an end of its range errs by the noise of S and by that of n. Over J
+columns this is J / w^2 + J / (w r)^2, which for w^2 (r^2 + J) = 1 is least at r^2 = sqrt(J).
 
 Evaluation. phi is 1 at one of 2 ``bins`` places, by the model's probability and by what came true.
 The model is in the plan's arrays, so that all sites evaluate the same one.
 
 Guarantee: the plan's, whatever phi is: each record's is clipped, and one that is not finite is 0.
 
-Errors are deviations of the estimates under noise alone, which is drawn again about the opened sums,
-with the variance g^2 a (v + 1/4) in each: of the grid g, a sites, the variance v of each one's noise,
-and rounding, a quarter at most. They do not say how patients vary.
+Errors are deviations of estimates under noise alone, drawn again about the opened sums. Its variance
+is g^2 a (v + 1/4) in each: of the grid g, a sites, the variance v of each one's noise, and rounding,
+a quarter at most. They do not say how patients vary.
 """
 
 import json
@@ -83,6 +83,8 @@ class Measure:
     """Which of a site's records it reads."""
     page: ClassVar[str]
     """What the page for a data protection officer says that all learn."""
+    composition: ClassVar[str]
+    """What is to be added to its epsilon."""
 
     def __post_init__(self) -> None:
         """Refuse what is no number."""
@@ -136,19 +138,30 @@ class Measure:
                 "ask for a plan with a larger [model] most"
             )
 
-        def loss(sums: Array, x: Array, y: Array) -> Array:
-            return self.unit * jnp.sum(sums * self.phi(x, y))
-
         return Problem(
-            init=lambda key: jnp.zeros(self.size),
-            loss=loss,
-            metrics=lambda sums, evaluation: {},
+            init=self._start,
+            loss=self._loss,
+            metrics=self._metrics,
             x=x,
             y=y,
             partition=Partition(np.arange(count)[None], np.array([count]), (name,)),
             evaluation=(),
             name=name,
         )
+
+    def _start(self, key: Array) -> Array:
+        """Nothing is summed yet."""
+        del key
+        return jnp.zeros(self.size)
+
+    def _loss(self, sums: Array, x: Array, y: Array) -> Array:
+        """What has phi as its gradient."""
+        return self.unit * jnp.sum(sums * self.phi(x, y))
+
+    def _metrics(self, sums: Array, evaluation: tuple[()]) -> dict[str, Array]:
+        """None: a site's own sums are in no file."""
+        del sums, evaluation
+        return {}
 
     def result(self, released: np.ndarray, code: SumCode, present: int) -> dict[str, Any]:
         """Numbers with their errors, and lines that say them, for a file in JSON.
@@ -171,16 +184,18 @@ class Measure:
             drawn = self.estimates(sums + noise, deviation)
             for (subject, quantity), value in self.estimates(sums, deviation).items():
                 draws = drawn[subject, quantity]
-                error = float(np.std(draws[np.isfinite(draws)]))
+                draws = draws[np.isfinite(draws)]
                 entry: dict[str, Any] = {"value": None, "error": None}
-                text = f"{quantity} unknown: noise is larger"
-                if np.isfinite(value) and np.isfinite(error):
+                text = f"{quantity} unknown, as noise is larger"
+                if np.isfinite(value) and draws.size:
+                    error = float(np.std(draws))
                     entry = {"value": float(value), "error": error}
                     text = f"{quantity} {value:.4g} (error {error:.2g})"
                 numbers.setdefault(subject, {})[quantity] = entry
                 texts.setdefault(subject, []).append(text)
         lines = [f"{subject}: {', '.join(parts)}" for subject, parts in texts.items()]
-        return {"sites": present, "deviation": deviation, "numbers": numbers, "lines": lines}
+        lines.append("errors are those of the noise alone")
+        return {"sites": present, "noise": deviation, "numbers": numbers, "lines": lines}
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +205,10 @@ class Columns(Measure):
     page = (
         "a noisy number of records, the mean of each feature, the deviation of each number, and "
         "the share of each class of the label, over the records to train on"
+    )
+    composition = (
+        "this epsilon is of the records to train on: add it to that of training, and of all else "
+        "that reads them"
     )
 
     @property
@@ -229,7 +248,7 @@ class Columns(Measure):
         # Of arrays one feature stands for all numbers.
         values = jnp.clip(x, -1, 1).reshape(len(self.schema.features), -1)
         if not classes:
-            values = jnp.concatenate([values, jnp.clip(y, -1, 1).reshape(1, -1)])
+            values = jnp.concatenate([values, jnp.full_like(values[:1], jnp.clip(y, -1, 1))])
         counted = jnp.concatenate([jnp.ones(1), jax.nn.one_hot(y, classes)])
         squares = 2 * values[numbers] ** 2 - 1
         means = jnp.concatenate([values, squares]).mean(axis=1)
@@ -292,6 +311,10 @@ class Evaluation(Measure):
     page = (
         "a noisy histogram of the model's probabilities and of what came true, from which its "
         "accuracy, calibration and, of two classes, AUC follow, over the records held out"
+    )
+    composition = (
+        "this epsilon is of the records held out: training adds nothing to it, if it had the same "
+        "file, held_out and seed; add that of all else that reads them"
     )
 
     def __post_init__(self) -> None:
@@ -515,9 +538,9 @@ def written(member: SiteLoop) -> str:
     result = measure.result(released[0], member.compute.code, present)
     result["statement"] = member.guarantee.statement()
     result["account"] = measure.account
+    result["composition"] = measure.composition
     path = member.folder / "measure.json"
     text = json.dumps(result, indent=1, allow_nan=False)
     _files.replace(path, f"{text}\n".encode())
-    print("\n".join(result["lines"]))
-    print("errors are those of the noise alone")
+    print("\n".join([*result["lines"], measure.composition]))
     return f"measure {path}"

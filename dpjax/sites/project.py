@@ -81,8 +81,8 @@ _TRAINED = (
     "noise."
 )
 _MEASURED = (
-    "They are sums over its records of a public function, clipped, with noise. A bound of their "
-    "number is public, the number is not."
+    "They are sums over its records of a public function, clipped, with noise. A bound of the\n"
+    "  records' number is public, the number is not."
 )
 _ENCRYPTED = "Links are encrypted, with certificates at both ends."
 _LEARNT = "At the end a site has a model of its own, which may be"
@@ -316,7 +316,7 @@ class Project:
         learnt = _LEARNT
         if self.measure is not None:
             contents = _MEASURED
-            learnt = f"At the end all sites have {self.measure.page}: these may be"
+            learnt = f"At the end all sites have {self.measure.page}. These may be"
         averaging = ""
         if self.average_rounds:
             averaging = _AVERAGING.format(rounds=self.average_rounds, parameters=parameters)
