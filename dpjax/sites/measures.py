@@ -14,21 +14,21 @@ other column,
 
     phi = w (r, r [label = class], x_j, 2 x_j^2 - 1 of each number),    r^2 = sqrt(J)
 
-and w^2 = 1 / (2 r^2 + J), or 1 / (r^2 + J) without classes, |phi| is at most 1: x^2 + (2 x^2 - 1)^2
-is convex in x^2, so at most 2, which it is at x^2 = 1; a missing number is 0, and 1 in the feature
-that says so: 2 as well. Of a category's features one is 1. Records that no schema makes are clipped.
-Of images, whose one column has many numbers, phi has means over these: no longer than the longest.
-Least error: a mean S / n at an end of its range errs by the noise of S and by that of n. Over J
-columns this is J / w^2 + J / (w r)^2, which for w^2 (r^2 + J) = 1 is least at r^2 = sqrt(J).
+and w^2 = 1 / (2 r^2 + J), or 1 / (r^2 + J) without classes, |phi| is at most 1: for a number x^2 +
+(2 x^2 - 1)^2 is convex in x^2, so at most 2, as at x^2 = 1; one that is missing is 0, and 1 in the
+feature that says so: 2 as well. Of a category's features one is 1. Records that no schema makes are
+clipped. Of images, whose one column has many numbers, phi has means over these: no longer than the
+longest. Least error: a mean S / n at an end of its range errs by the noise of S and by that of n.
+Over J columns this is J / w^2 + J / (w r)^2, which for w^2 (r^2 + J) = 1 is least at r^2 = sqrt(J).
 
 Evaluation. phi is 1 at one of 2 ``bins`` places, by the model's probability and by what came true.
 The model is in the plan's arrays, so that all sites evaluate the same one.
 
 Guarantee: the plan's, whatever phi is: each record's is clipped, and one that is not finite is 0.
 
-Errors are deviations of estimates under noise alone, drawn again about the opened sums. Its variance
-is g^2 a (v + 1/4) in each: of the grid g, a sites, the variance v of each one's noise, and rounding,
-a quarter at most. They do not say how patients vary.
+Errors are deviations of estimates under noise alone, drawn again about the opened sums. In each its
+variance is g^2 a (v + 1/4): of the grid g, a sites, the variance v of each one's noise, and that of
+rounding, a quarter at most. They do not say how patients vary.
 """
 
 import json
@@ -45,7 +45,7 @@ from dpjax import _files, _validate
 from dpjax.data.partition import Partition
 from dpjax.encoding.lattice import SumCode
 from dpjax.learning.problem import Problem
-from dpjax.plans.settings import Section, check_keys
+from dpjax.plans.settings import Section, check_keys, check_sections
 from dpjax.sites.data import Schema
 from dpjax.sites.site import SiteLoop
 from dpjax.sites.sum_site import SumSite
@@ -249,7 +249,7 @@ class Columns(Measure):
         values = jnp.clip(x, -1, 1).reshape(len(self.schema.features), -1)
         if not classes:
             values = jnp.concatenate([values, jnp.full_like(values[:1], jnp.clip(y, -1, 1))])
-        counted = jnp.concatenate([jnp.ones(1), jax.nn.one_hot(y, classes)])
+        counted = jnp.concatenate([jnp.ones(1), jax.nn.one_hot(y.astype(int), classes)])
         squares = 2 * values[numbers] ** 2 - 1
         means = jnp.concatenate([values, squares]).mean(axis=1)
         return jnp.concatenate([heavy * counted, weight * means])
@@ -412,11 +412,9 @@ def of(
     keys = {"name", "most"} | ({"model", "bins"} if kind is Evaluation else set())
     check_keys("[model] ", section, keys)
     most: Any = section.get("most")
-    if kind is Columns:
-        return Columns(schema, most)
-    if parts is None:
+    if kind is Evaluation and parts is None:
         raise ValueError("[model] model is missing; give that of the study that trained it")
-    module, shapes, loss = parts
+    module, shapes, loss = parts or (None, (), "")
     values = {}
     for place, leaf in jax.tree.leaves_with_path(shapes):
         name = jax.tree_util.keystr(place)
@@ -432,6 +430,8 @@ def of(
     if arrays.keys() != values.keys():
         others = ", ".join(sorted(arrays.keys() - values.keys()))
         raise ValueError(f"[model] file has also {others}; give the settings that trained it")
+    if kind is Columns:
+        return Columns(schema, most)
     params = jax.tree.unflatten(jax.tree.structure(shapes), list(values.values()))
     bins = section.get("bins", 20)
     return Evaluation(schema, most, bins, module, loss, params)
@@ -480,6 +480,7 @@ def completed(settings: Section, schema: Schema) -> tuple[Section, dict[str, Any
     settings = {**settings, "model": section}
     protect = settings.get("protect")
     if isinstance(protect, Mapping):
+        # All records have a length of at most 1.
         settings["protect"] = {"clip_norm": 1.0, **protect}
     return {**_following(settings), **settings}, arrays
 
@@ -507,6 +508,9 @@ def check(settings: Section) -> None:
     if not is_measure(settings):
         return
     name = settings["model"]["name"]
+    check_sections(settings, ("protect", "noise"))
+    for section in settings["noise"]:
+        _validate.one_of("[[noise]] name", section.get("name"), ("Discrete",))
     for key, value in _following(settings).items():
         if settings.get(key) != value:
             raise _validate.refusal(key, settings.get(key), f"leave it out: {name} has {value}")
@@ -518,8 +522,6 @@ def check(settings: Section) -> None:
         raise _validate.refusal("[protect] clip_norm", protect.get("clip_norm"), remedy)
     relation = protect.get("relation")
     _validate.one_of("[protect] relation", relation, ("zero_out_record", "replace_record"))
-    for section in settings["noise"]:
-        _validate.one_of("[[noise]] name", section.get("name"), ("Discrete",))
 
 
 def written(member: SiteLoop) -> str:

@@ -471,8 +471,8 @@ def _target(settings: Section, roster: Roster) -> Target:
     """What the noise is for, by settings; refused where sites cannot run it."""
     names = tuple(roster)
     check_keys("", settings, SECTIONS.keys() | _MOST)
-    check_sections(settings, _REQUIRED)
     measures.check(settings)
+    check_sections(settings, _REQUIRED)
     for name, most in _MOST.items():
         _validate.integer(name, settings.get(name, 0), minimum=0, maximum=most)
     for section in settings["noise"]:
