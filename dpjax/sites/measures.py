@@ -25,6 +25,8 @@ Evaluation. phi is 1 at one of 2 ``bins`` places, by the model's probability and
 The model is in the plan's arrays, so that all sites evaluate the same one.
 
 Guarantee: the plan's, whatever phi is: each record's is clipped, and one that is not finite is 0.
+It is of that relation: a record that is zeroed out leaves its place in the file, from whose length
+follows which others are held out.
 
 Errors are deviations of estimates under noise alone, drawn again about the opened sums. In each its
 variance is g^2 a (v + 1/4): of the grid g, a sites, the variance v of each one's noise, and that of

@@ -84,11 +84,11 @@ _MEASURED = (
     "They are sums over its records of a public function, clipped, with noise. A bound of the\n"
     "  records' number is public, the number is not."
 )
-_ENCRYPTED = "Links are encrypted, with certificates at both ends."
-_LEARNT = "At the end a site has a model of its own, which may be"
-_PUBLISHED = (
-    "published with the statement. For its operator it keeps the audit file, digests of all "
-    "messages and its metrics."
+_LEARNT = "a site has a model of its own, which may be published with the statement"
+_OPENED = "all sites have {}; all this may be published with the statement"
+_KEPT = (
+    "Links are encrypted, with certificates at both ends. At the end {}. For its operator a site "
+    "keeps the audit file, digests of all messages and its metrics."
 )
 _GROUP = """\
 - A group's sites delete all copies of its secret's file after the run.
@@ -316,7 +316,7 @@ class Project:
         learnt = _LEARNT
         if self.measure is not None:
             contents = _MEASURED
-            learnt = f"At the end all sites have {self.measure.page}. These may be"
+            learnt = _OPENED.format(self.measure.page)
         averaging = ""
         if self.average_rounds:
             averaging = _AVERAGING.format(rounds=self.average_rounds, parameters=parameters)
@@ -330,7 +330,7 @@ class Project:
             sites="\n".join(rows),
             columns="\n".join(columns),
             contents=contents,
-            learnt=textwrap.fill(f"{_ENCRYPTED} {learnt} {_PUBLISHED}", _WIDTH),
+            learnt=textwrap.fill(_KEPT.format(learnt), _WIDTH + 20),
             averaging=averaging,
             sending=sending,
             numbers=numbers,
