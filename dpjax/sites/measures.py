@@ -154,7 +154,7 @@ class Measure:
     def _start(self, key: Array) -> Array:
         """Nothing is summed yet."""
         del key
-        return jnp.zeros(self.size)
+        return jnp.zeros(self.size, jnp.float32)
 
     def _loss(self, sums: Array, x: Array, y: Array) -> Array:
         """What has phi as its gradient."""
