@@ -329,6 +329,12 @@ class Evaluation(Measure):
         if not self.schema.classes:
             remedy = "evaluate a model of classes: of numbers there is no such histogram"
             raise _validate.refusal("[model] loss", self.loss, remedy)
+        record = jax.ShapeDtypeStruct((1, *self.schema.shape), "float32")
+        shape = jax.eval_shape(self.module.apply, self.params, record).shape
+        expected = (1,) if self.loss == "logistic" else (1, len(self.schema.classes))
+        if shape != expected:
+            remedy = f"give one of outputs {expected}, as training takes it"
+            raise _validate.refusal("[model] model with outputs", shape, remedy)
 
     @property
     def size(self) -> int:

@@ -513,6 +513,16 @@ def test_model_of_other_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="of numbers there is no such histogram"):
         measures.Evaluation(schema, 9, 10, None, "squared", None)
 
+    class Pixels:
+        def apply(self, params: object, x: jax.Array) -> jax.Array:
+            return x
+
+    schema = Schema.of(SCHEMAS["image"])
+    with pytest.raises(
+        ValueError, match=r"outputs is \(1, 4, 4, 1\); give one of outputs \(1, 3\)"
+    ):
+        measures.Evaluation(schema, 9, 10, Pixels(), "cross_entropy", None)
+
 
 @pytest.mark.mutant
 def test_hostile_plan_is_refused(tmp_path: Path) -> None:
