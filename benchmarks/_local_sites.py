@@ -38,6 +38,7 @@ class Agreed:
     names = NAMES
     seed = 3
     spoiled = 3
+    phase = 0
 
     def __init__(
         self, plan: Plan, identities: Mapping[str, Identity], average_rounds: int = 0

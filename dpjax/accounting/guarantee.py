@@ -11,7 +11,8 @@ import numpy as np
 from dpjax import _html, _validate
 from dpjax.accounting import budget, finite, parties, stopping, wording
 from dpjax.accounting.arrays import Fields, Numbers
-from dpjax.accounting.losses import Gaussian
+from dpjax.accounting.loss import Loss
+from dpjax.accounting.losses import Concentrated, Gaussian
 from dpjax.accounting.records import Record, agents_mus, precision_cost, together
 
 __all__ = ["Guarantee"]
@@ -77,10 +78,12 @@ class Guarantee(Record):
                 f"the total's {limit[agent]:.6g} (epsilon {parties.epsilon_text(self)} at delta "
                 f"{self.delta:g}); plan the next one for what budget.remaining(total, spent) leaves"
             )
-        for name in ("added_epsilon", "added_delta"):
-            if joined_fields[name] > getattr(self, name):
+        added = {name: joined_fields[name] for name in ("added_epsilon", "added_delta")}
+        added["added_delta"] += self.spent.failure
+        for name, value in added.items():
+            if value > getattr(self, name):
                 raise ValueError(
-                    f"{name} of {count} is {joined_fields[name]:.3g}, more than the "
+                    f"{name} of {count} is {value:.3g}, more than the "
                     f"{getattr(self, name):.3g} that the total keeps for noise of finite "
                     "precision; give Budget(..., reserve=...), fewer rounds or a smaller model"
                 )
@@ -559,9 +562,18 @@ def _under(fields: Fields, phases: tuple[Guarantee, ...]) -> Guarantee:
 
 def _joined_all(phases: Sequence[Guarantee]) -> Guarantee:
     """What phases under a total state beside their losses, and what finite precision adds."""
-    no_loss = Gaussian(inf, phases[0].rounds)
-    first = phases[0]._open(curve=None, loss=no_loss)
+    loss = _no_loss(phases[0])
+    first = phases[0]._open(curve=None, loss=loss, accountant=loss.kind)
     return functools.reduce(_joined, phases[1:], first)
+
+
+def _no_loss(*runs: Guarantee) -> Loss:
+    """A loss of so many rounds that states nothing: whoever joins runs states theirs."""
+    rounds = sum(run.rounds for run in runs)
+    if any(run.sums_of_sites for run in runs):
+        # Sums among sites are of whole numbers.
+        return Concentrated(inf, rounds)
+    return Gaussian(inf, rounds)
 
 
 def _least(values: _Pair) -> Any:
@@ -585,7 +597,6 @@ def _weaker(secrets: _Pair) -> Any:
 _MERGED: dict[str, Callable[[_Pair], Any]] = {
     **dict.fromkeys(("added_epsilon", "added_delta", "unused"), sum),
     **dict.fromkeys(("clip_norm", "sum_rounding", "phase"), max),
-    **dict.fromkeys(("dropouts", "colluders"), min),
     **dict.fromkeys(("private_stop", "sum_only", "private_partition", "insecure"), any),
     **dict.fromkeys(("gradient_gap", "smoothness"), _least),
     "secrets": _weaker,
@@ -618,15 +629,16 @@ def _joined(earlier: Guarantee, later: Guarantee) -> Guarantee:
     for name, merge in _MERGED.items():
         pair = (getattr(earlier, name), getattr(later, name))
         fields[name] = merge(pair)
+    for name in ("dropouts", "colluders"):
+        fields[name] = _fewest(name, (earlier, later))
     if fields["added_delta"] >= earlier.delta > 0:
         raise ValueError(
             f"added_delta is {fields['added_delta']}, which uses up delta; state the runs apart"
         )
     fields["attacker"] = _attacker(earlier, later)
     fields["lost_noise"] = _lost(earlier, later)
-    # Whoever joins them states the loss.
-    no_loss = Gaussian(inf, earlier.rounds + later.rounds)
-    return earlier._open(**fields, loss=no_loss, curve=None)
+    loss = _no_loss(earlier, later)
+    return earlier._open(**fields, loss=loss, accountant=loss.kind, curve=None)
 
 
 def _attacker(earlier: Guarantee, later: Guarantee) -> str | None:
@@ -644,6 +656,20 @@ def _attacker(earlier: Guarantee, later: Guarantee) -> str | None:
         "other one's; plan both for one attacker: an outsider's loss covers an aggregator, and "
         "single nodes too where every agent's noise is its own"
     )
+
+
+def _fewest(name: str, runs: _Pair) -> int:
+    """How many may be missing, or collude: of sites that gossip without groups, any number."""
+    if runs[0].sites and runs[0].sum_only != runs[1].sum_only:
+        sums, gossip = sorted(runs, key=lambda run: not run.sum_only)
+        if gossip.secrets != "own":
+            raise ValueError(
+                f"secrets is {gossip.secrets!r} of a phase without sums, whose noise several sites "
+                "know, and sums are stated against sites that collude; plan noise of each site's "
+                "own, noise.Independent() say"
+            )
+        return int(getattr(sums, name))
+    return int(min(getattr(run, name) for run in runs))
 
 
 def _lost(earlier: Guarantee, later: Guarantee) -> tuple[int, float] | None:

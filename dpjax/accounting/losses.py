@@ -243,8 +243,8 @@ class Concentrated(_Summed):
     symbol = "rho"
     accounting = "accounted by concentrated DP (zCDP)"
     no_total = (
-        "failure is above 0 of a phase, and a total keeps no part of delta for roundings; state "
-        "the runs apart"
+        "failure is above 0 of a simulated phase, whose total keeps no part of delta for "
+        "roundings; state the runs apart"
     )
     rho: float
     rounds: int = 1

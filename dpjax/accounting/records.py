@@ -410,7 +410,7 @@ class Record(Threat, _Caveats):
         """
         if not self.phases:
             return self.loss
-        phase_losses = [_counted(phase.loss, self.accountant) for phase in self.phases]
+        phase_losses = [_counted(phase, self.accountant) for phase in self.phases]
         return reduce(lambda first, later: first.then(later), phase_losses)
 
     @property
@@ -634,10 +634,12 @@ def _rich(value: Any) -> Any:
     return inf if value == "inf" else value
 
 
-def _counted(loss: Loss, kind: Any) -> Any:
+def _counted(phase: Record, kind: Any) -> Any:
     """A phase's loss in the terms of a total, for which a filter is known."""
+    loss = phase.loss
     summed: Any = loss
-    if isinstance(loss, AmplifiedLoss) or loss.failure:
+    # The part of delta that a release's total keeps for finite precision is for roundings, too.
+    if isinstance(loss, AmplifiedLoss) or (loss.failure and not phase.release):
         raise ValueError(summed.no_total)
     if kind == "zcdp":
         return loss.concentrated()

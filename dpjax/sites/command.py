@@ -119,6 +119,124 @@ def plan_command(
     return 0
 
 
+def standing_command(
+    settings: tyro.conf.Positional[Path] = Path("site.toml"),
+    out: Path | None = None,
+    insecure_loopback: bool = False,
+) -> int:
+    """Write how far a site came, signed, for the plan of a phase after this one: NAME.standing.
+
+    It holds models that are public, and no data. The site must have stopped.
+
+    Example: dpjax site standing site.toml
+
+    Args:
+        settings: Of the site.
+        out: The file, for the coordinator.
+        insecure_loopback: As in dpjax site run.
+    """
+    from dpjax.sites import start
+
+    values = start.settings_of(settings)
+    member = start.site(values["plan"], values["data"], values, insecure_loopback=insecure_loopback)
+    try:
+        path = out or settings.parent / f"{member.name}.standing"
+        standing = member.standing(path)
+    finally:
+        member.close()
+    rounds = [round for round, _ in standing.rounds]
+    print(f"standing: {path}, with models after {min(rounds)} to {max(rounds)} rounds")
+    return 0
+
+
+def replan_command(
+    plan: tyro.conf.Positional[Path],
+    standings: tyro.conf.Positional[tuple[Path, ...]],
+    join: tuple[Path, ...] = (),
+    changes: Path | None = None,
+    schema: Path | None = None,
+    renewals: tuple[Path, ...] = (),
+    out: Path | None = None,
+) -> int:
+    """Make the plan of the next phase: without a site that left, with one that joins, or longer.
+
+    Whose standing is given goes on. The phase has the rounds that are left, and what totals leave.
+
+    Example: dpjax site replan plan.json lyon.standing turin.standing --join bern.pem
+
+    Args:
+        plan: Of the phase before.
+        standings: What dpjax site standing wrote, of more than half of its sites.
+        join: Certificates of sites that join.
+        changes: A file of settings, whose sections take the place of those before.
+        schema: In place of the schema before.
+        renewals: Of keys, since the phase before.
+        out: The plan, beside the one before: PLAN-2.json for the second phase.
+    """
+    from dpjax.sites import project
+
+    before = project.Project.load(plan)
+    number = before.phase + 2
+    stem = plan.stem.removesuffix(f"-{before.phase + 1}")
+    path = out or plan.with_name(f"{stem}-{number}.json")
+    made = project.follow(
+        plan,
+        standings,
+        path,
+        joining=join,
+        renewals=renewals,
+        changes=None if changes is None else _files.toml(changes),
+        schema=None if schema is None else _files.toml(schema),
+    )
+    print(f"plan: {path} and {path.with_suffix('.npz')}, digest {made.digest}")
+    print(f"roster: {made.roster.digest}; every operator compares it, as before")
+    print(f"phase {number}: {', '.join(made.names)}, after round {made.round} of the one before")
+    print(f"go on by: {', '.join(made.standings)}; whoever has {path} needs {plan}, too")
+    print(made.guarantee.statement())
+    return 0
+
+
+def leave_command(folder: tyro.conf.Positional[Path]) -> int:
+    """Let a site leave its run in order: it tells the others, and takes part no more.
+
+    The reason must not depend on data, but for what was released.
+
+    Example: dpjax site leave run
+
+    Args:
+        folder: Of its run.
+    """
+    from dpjax.sites.site import LEAVING
+
+    if not (folder / "run").exists():
+        raise _validate.refusal("folder", str(folder), "name that of a run that has begun")
+    with _files.writing("folder", folder):
+        with contextlib.suppress(FileExistsError):
+            _files.create(folder / LEAVING, b"")
+    doing = "it leaves now" if _is_used(folder) else "start it once more, so that it tells others"
+    print(f"{folder}: {doing}")
+    return 0
+
+
+def ledger_command(
+    settings: tyro.conf.Positional[Path] = Path("site.toml"),
+    insecure_loopback: bool = False,
+) -> int:
+    """Print what each site may spend in a project, has spent and has left, and this site's runs.
+
+    Example: dpjax site ledger site.toml
+
+    Args:
+        settings: Of the site.
+        insecure_loopback: As in dpjax site run.
+    """
+    from dpjax.sites import start
+
+    for line in start.ledger_lines(settings, insecure_loopback):
+        print(line)
+    return 0
+
+
 def document_command(plan: tyro.conf.Positional[Path]) -> int:
     """Print a page for a data protection officer, made from a plan.
 
@@ -251,6 +369,9 @@ def _end(member: "SiteLoop") -> int:
     print(f"kept here: {member.folder}, whose metrics no guarantee covers")
     metrics = member.folder / "metrics.jsonl"
     print(f"{member.name}: round {member.round}, {ending}, metrics {metrics}")
+    if member.has_left:
+        # Nobody waits for it.
+        return 0
     # A service that restarts what failed serves neighbours that still need this site.
     return int(bool(member.awaited))
 
@@ -326,13 +447,17 @@ _Action: TypeAlias = (
     | Annotated[int, _subcommand("plan", constructor=plan_command)]
     | Annotated[int, _subcommand("document", constructor=document_command)]
     | Annotated[int, _subcommand("run", constructor=run_command)]
+    | Annotated[int, _subcommand("standing", constructor=standing_command)]
+    | Annotated[int, _subcommand("replan", constructor=replan_command)]
+    | Annotated[int, _subcommand("leave", constructor=leave_command)]
+    | Annotated[int, _subcommand("ledger", constructor=ledger_command)]
     | Annotated[int, _subcommand("relay", constructor=relay_command)]
     | Annotated[int, _subcommand("status", constructor=status_command)]
 )
 
 
 def site_command(action: tyro.conf.OmitSubcommandPrefixes[_Action]) -> int:
-    """A real site: request, renew, authority, secret, plan, document, run, relay, status.
+    """A real site: request, plan, run, status, relay, standing, replan, leave, ledger and more.
 
     Every site is a process of its own, with its own records, keys and certificate. The page 'Real
     sites' of the manual leads from a list of edges to a finished run. dpjax site run --help has

@@ -71,9 +71,11 @@ class LocalRounds:
         rounds: T.
         averages: Whether models after the last round are averages of messages, so that averaging
             on costs nothing.
+        gossips: Whether sites may be several rounds apart.
     """
 
     averages = False
+    gossips = True
 
     def __init__(self, plan: Plan, part: round_.Part, problem: Problem) -> None:
         self._part = part
@@ -132,7 +134,7 @@ class LocalRounds:
         models = statics.method.measured(PublicState(state.models, state.memory))
         return _measured(statics, models, self._evaluation)
 
-    def released(self, state: State) -> Models:
+    def released(self, state: State | Stored) -> Models:
         """What may be published: a function of messages alone.
 
         Args:
@@ -335,6 +337,8 @@ class SumRounds(LocalRounds):
     Attributes:
         code: What all sites agree on of a sum.
     """
+
+    gossips = False
 
     def __init__(self, plan: Plan, problem: Problem, site: int, *, seed: int = 0) -> None:
         noise = plan.noise

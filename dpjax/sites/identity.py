@@ -218,10 +218,7 @@ class Roster(Mapping[str, bytes]):
         Raises:
             ValueError: For a certificate that no site can have, and two of one name.
         """
-        from cryptography import x509
-
-        parse = x509.load_pem_x509_certificate
-        holders = [_holder(path, _parsed(path, parse)) for path in paths]
+        holders = [certificate_of(path) for path in paths]
         roster = cls(dict(holders))
         remedy = "paths hold two certificates of one name; give one of each site"
         _validate.refuse({remedy: len(roster) < len(holders)})
@@ -436,6 +433,20 @@ def renewed_key(identity: Identity, path: PathLike) -> bytes:
         remedy = f"give one of {identity.name} with a new key"
         raise _validate.refusal("new", f"{path} of {name}", remedy)
     return key
+
+
+def certificate_of(path: PathLike) -> tuple[str, bytes]:
+    """Return the name and the public key, DER, of a site's certificate.
+
+    Args:
+        path: PEM.
+
+    Raises:
+        ValueError: For one that no site can have.
+    """
+    from cryptography import x509
+
+    return _holder(path, _parsed(path, x509.load_pem_x509_certificate))
 
 
 def check_certificate(

@@ -8,6 +8,7 @@ for greetings, which are answered under a lock.
 import hashlib
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from dpjax.protocols import Tree
 from dpjax.sites import wire
 from dpjax.sites.channel import Channel, Event
 from dpjax.sites.identity import Identity, Refused, Roster
+from dpjax.sites.ledger import Ledger
 from dpjax.sites.store import Audit, Folder, MustLeave
 
 __all__ = ()
@@ -33,6 +35,8 @@ _TICK = 0.2
 _LONGEST_DIGEST = 64
 _REFUSALS = 1000
 """Refusals of a neighbour that are reported one by one; later ones at each power of two."""
+LEFT = "left-"
+"""How the names of files begin that have the word of a site that left."""
 PIECE = 32
 """Presences or headers of one frame, which no limit of a channel is below."""
 _REMEDIES = {
@@ -82,6 +86,10 @@ class Agreement(Protocol):
     def spoiled(self) -> int:
         """Rounds without a sum after which sites that add up stop."""
 
+    @property
+    def phase(self) -> int:
+        """Number of the plan among those of a project, from 0."""
+
     def terms(self) -> Mapping[str, str]:
         """What sites compare: items, each with its digest or text."""
 
@@ -105,6 +113,8 @@ class Neighbour:
         refusal: Why the last hello failed; "" once one did not.
         turns: How often a session with it was opened or closed.
         backlog: What is to be said to it next.
+        absent: Since when there has been no session, in seconds of a clock that runs evenly.
+        knows: Of whom it said that they take part no more.
     """
 
     name: str
@@ -118,6 +128,8 @@ class Neighbour:
     refusal: str = ""
     turns: int = 0
     backlog: deque[bytes] = field(default_factory=deque)
+    absent: float = field(default_factory=time.monotonic)
+    knows: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
         """Its name, and why it is not there."""
@@ -146,6 +158,8 @@ class Meeting:
         round: Rounds absorbed.
         audit: What the site did.
         doubt: Why the site must leave; None where it need not.
+        departed: Who takes part no more, by name.
+        ledger: Of the site; None where there is none.
     """
 
     def __init__(
@@ -166,6 +180,8 @@ class Meeting:
         self.round = 0
         self.audit = Audit(folder)
         self.doubt: str | None = None
+        self.departed: dict[str, wire.Leave] = {}
+        self.ledger: Ledger | None = None
         self._agreement = agreement
         self._identity = identity
         self._channel = channel
@@ -291,6 +307,89 @@ class Meeting:
             raise MustLeave(f"{self._folder.path} is not of one run; this site must leave")
         self.presences = presences
         self.run = wire.run_of(presences, self._agreement.digest)
+        if self.ledger is not None:
+            self.ledger.charge(presences)
+        for name in self._folder.names("."):
+            if name.startswith(LEFT):
+                leave = whole(self._folder.read(name), wire.Leave, name)
+                self.departed[leave.name] = leave
+
+    # Who takes part no more.
+
+    @property
+    def spare(self) -> int:
+        """How many sites may take part no more, so that the run goes on."""
+        return 0
+
+    def ended(self) -> str | None:
+        """Why the run has ended before its last round; None where it has not."""
+        if len(self.departed) <= self.spare:
+            return None
+        texts = []
+        for name, leave in self.departed.items():
+            if leave.signature:
+                texts.append(f"{name} left in order, after {leave.round} rounds")
+            else:
+                texts.append(f"{name} is gone (start this site again to wait for it)")
+        return (
+            f"{', and '.join(texts)}: this run has ended. To go on without, give your "
+            "coordinator what dpjax site standing writes; see 'A site leaves' of the manual"
+        )
+
+    def leave(self) -> None:
+        """Say to all that this site takes part no more."""
+        content = wire.leave_content(self.run, self._agreement.phase, self.round)
+        signature = self._identity.sign("leave", content)
+        with self._guard:
+            self._depart(wire.Leave(self.name, self.round, signature))
+
+    def give_up(self, silence: float) -> None:
+        """Say of neighbours without a session for so long that they are gone.
+
+        Args:
+            silence: Seconds.
+        """
+        with self._guard:
+            for peer in self.neighbours.values():
+                is_silent = not peer.live and time.monotonic() - peer.absent > silence
+                if is_silent and peer.name not in self.departed:
+                    self._depart(wire.Leave(peer.name, self.round, b""))
+
+    def untold(self) -> list[str]:
+        """Who has not said that it knows who takes part no more."""
+        stay = [peer for peer in self.neighbours.values() if peer.name not in self.departed]
+        return [peer.name for peer in stay if self.departed.keys() - peer.knows]
+
+    def _depart(self, leave: wire.Leave) -> None:
+        """Note that a site takes part no more, and say so."""
+        earlier = self.departed.get(leave.name)
+        if earlier is not None and bool(earlier.signature) >= bool(leave.signature):
+            return
+        if leave.signature:
+            self._folder.replace(f"{LEFT}{leave.name}", wire.encoded(leave))
+        self.departed[leave.name] = leave
+        self.audit.note("departed", site=leave.name, round=leave.round)
+        for peer in self.neighbours.values():
+            if peer.live:
+                peer.backlog.append(wire.encoded(leave))
+
+    def _take_leave(self, peer: Neighbour, leave: wire.Leave) -> None:
+        """Learn that a site takes part no more: by its word, or since others do not reach it."""
+        name = leave.name
+        if leave.signature:
+            content = wire.leave_content(self.run, self._agreement.phase, leave.round)
+            if not self._agreement.roster.verify(name, "leave", content, leave.signature):
+                raise Refused(f"word that {name!r} leaves, which it did not sign")
+        else:
+            direct = self.neighbours.get(name)
+            is_here = name == self.name or (direct is not None and direct.live)
+            if is_here or name not in self._agreement.names:
+                raise Refused(f"word that {name!r} is gone, which is here, or is no site")
+        if name == self.name and name not in self.departed:
+            self.doubt = f"{peer.name} has word of {name} that it leaves, which this folder lacks"
+            raise Refused(self.doubt)
+        peer.knows.add(name)
+        self._depart(leave)
 
     # What is waited for.
 
@@ -332,10 +431,15 @@ class Meeting:
             if event.kind == "opened":
                 peer.live = peer.met = True
                 peer.refusal = ""
+                leave = self.departed.get(peer.name)
+                if leave is not None and not leave.signature:
+                    # It is back.
+                    del self.departed[peer.name]
                 _report_turn(peer, "open")
                 self._welcome(peer)
             elif event.kind == "closed":
                 peer.live = False
+                peer.absent = time.monotonic()
                 self.parted(peer)
                 _report_turn(peer, f"closed: {event.reason}")
                 peer.backlog.clear()
@@ -363,6 +467,7 @@ class Meeting:
         """Say to a new session what the last one may have lost."""
         peer.backlog.clear()
         peer.backlog.extend(pieces(wire.Presences, self.presences.values()))
+        peer.backlog.extend(wire.encoded(leave) for leave in self.departed.values())
         if self.run:
             self.welcome(peer)
 
@@ -376,6 +481,8 @@ class Meeting:
                 _log.warning("%s: %s", peer.name, Refused(frame.reason))
         elif not self.run:
             raise Refused("the run has not begun here")
+        elif isinstance(frame, wire.Leave):
+            self._take_leave(peer, frame)
         else:
             self.take(peer, frame)
 
@@ -397,6 +504,9 @@ class Meeting:
                 other.backlog.extend(pieces(wire.Presences, new.values()))
         if not self.run and not self.absent():
             presences = tuple(self.presences[name] for name in self._agreement.names)
+            if self.ledger is not None:
+                # Charged before anything goes out.
+                self.ledger.charge(self.presences)
             self._folder.create("run", wire.encoded(wire.Presences(presences)))
             self.run = wire.run_of(self.presences, self._agreement.digest)
             self.audit.note("begun", run=self.run.hex(), plan=self._agreement.digest)
@@ -430,8 +540,9 @@ class Meeting:
             peer: To whom.
         """
         with self._guard:
-            parts = self.presences[self.name], self.run, self.shown(peer), self.shown_keys(peer)
-            return wire.encoded(wire.Greeting(*parts))
+            charges = () if self.ledger is None else self.ledger.shown(peer)
+            shown = self.shown(peer), self.shown_keys(peer), charges
+            return wire.encoded(wire.Greeting(self.presences[self.name], self.run, *shown))
 
     def check(self, peer: str, data: bytes) -> str | None:
         """Why a neighbour's part of a hello is refused; None where it is not.
@@ -462,6 +573,12 @@ class Meeting:
             )
         if self.run and greeting.run and greeting.run != self.run:
             raise Refused(f"{peer} is in another run. {_ANEW}")
+        if self.ledger is not None:
+            try:
+                self.ledger.take(peer, greeting.charges)
+            except MustLeave as error:
+                self.doubt = str(error)
+                raise Refused(self.doubt) from None
         self.check_shown(peer, greeting)
 
 

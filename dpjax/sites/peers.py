@@ -230,6 +230,7 @@ class PeerSums:
         folder: Of the run.
         limits: How long it waits.
         spoiled: Rounds without a sum after which it stops.
+        phase: Number of the plan among those of a project.
         say: Says a frame to a site, or to nobody where it is not there.
         clock: Seconds.
 
@@ -254,6 +255,7 @@ class PeerSums:
         *,
         limits: Limits,
         spoiled: int,
+        phase: int = 0,
         say: _Say,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -274,6 +276,7 @@ class PeerSums:
         self._folder = folder
         self._limits = limits
         self._spoiled = spoiled
+        self._phase = phase
         self._void_rounds: set[int] = set()
         self._utter = say
         self._clock = clock
@@ -787,7 +790,7 @@ class PeerSums:
         survivors = tuple(self.names.index(mine.names[number]) for number in total.survivors)
         packed = primitives.packed_vector(residues, self.terms.bits)
         bare = wire.Opened(self.round, mine.attempt, self.before, survivors, packed, b"")
-        content = wire.opened_content(self._run, 0, bare)
+        content = wire.opened_content(self._run, self._phase, bare)
         opened = bare._replace(signature=self._identity.sign("sum", content))
         self._aggregation = None
         self._take_opened(self.name, opened)
@@ -876,7 +879,7 @@ class PeerSums:
     def _take_opened(self, peer: str, opened: wire.Opened) -> None:
         """Take a sum that its aggregator signed, or find that two were signed."""
         aggregator = self.aggregator(opened.attempt, opened.round)
-        content = wire.opened_content(self._run, 0, opened)
+        content = wire.opened_content(self._run, self._phase, opened)
         if not self._roster.verify(aggregator, "sum", content, opened.signature):
             raise Refused(f"a sum of round {opened.round} that {aggregator} did not sign")
         if opened.round < self.round:
@@ -978,7 +981,7 @@ class PeerSums:
             self._give_up()
 
     def _check_void(self, void: wire.Void) -> None:
-        content = wire.void_content(self._run, 0, void.round, void.before)
+        content = wire.void_content(self._run, self._phase, void.round, void.before)
         if not self._roster.verify(void.sender, "void", content, void.signature):
             raise Refused(f"a word of {void.sender!r} that it has no sum, which it did not sign")
 
@@ -1000,7 +1003,7 @@ class PeerSums:
         if self.name in self._voids:
             return
         self._note("void")
-        content = wire.void_content(self._run, 0, self.round, self.before)
+        content = wire.void_content(self._run, self._phase, self.round, self.before)
         signature = self._identity.sign("void", content)
         self._voids[self.name] = wire.Void(self.name, self.round, self.before, signature)
         for peer in sorted(self.live):
@@ -1091,12 +1094,12 @@ class PeerSums:
     def _word(self, attempt: int, nonce: bytes, message: ProtocolMessage) -> wire.Word:
         payload = encoded(message)
         bare = wire.Word(self.name, self.round, attempt, nonce, self.before, payload, b"")
-        content = wire.word_content(self._run, 0, self.aggregator(attempt), bare)
+        content = wire.word_content(self._run, self._phase, self.aggregator(attempt), bare)
         return bare._replace(signature=self._identity.sign("word", content))
 
     def _check_word(self, word: wire.Word) -> None:
         aggregator = self.aggregator(word.attempt, word.round)
-        content = wire.word_content(self._run, 0, aggregator, word)
+        content = wire.word_content(self._run, self._phase, aggregator, word)
         if not self._roster.verify(word.sender, "word", content, word.signature):
             raise Refused(f"a word that {word.sender!r} did not sign for this attempt")
 
@@ -1134,10 +1137,10 @@ class PeerSums:
     def _digest(self, outcome: _Outcome) -> bytes:
         """What stands for this outcome and all before it."""
         if isinstance(outcome, wire.Opened):
-            content = wire.opened_content(self._run, 0, outcome)
+            content = wire.opened_content(self._run, self._phase, outcome)
         else:
             void = outcome.voids[0]
-            content = b"void" + wire.void_content(self._run, 0, void.round, void.before)
+            content = b"void" + wire.void_content(self._run, self._phase, void.round, void.before)
         return hashlib.sha256(content).digest()
 
 

@@ -4,10 +4,15 @@
 the digest of ``plan.npz``, whose arrays are the mixing matrix and the noise. Neither is trusted:
 every site makes the plan again from them, audits the noise as it will run, and computes epsilon
 itself. Values name classes of this package alone, so reading a file runs nobody's code.
+
+A project is a row of such plans, its *phases*. The file of a later one names the one before, which
+stands beside it, and holds how far that phase's sites came, signed by each of them.
 """
 
+import base64
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import inspect
 import io
@@ -17,8 +22,8 @@ import re
 import textwrap
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +34,7 @@ import numpy as np
 
 from dpjax import _files, _validate
 from dpjax._version import __version__
+from dpjax.accounting import budget as budget_
 from dpjax.accounting import parties
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
@@ -36,10 +42,11 @@ from dpjax.algorithms.federated import Federated
 from dpjax.data.partition import Partition
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
-from dpjax.plans import calibration, compatibility
+from dpjax.plans import calibration, compatibility, statements
 from dpjax.plans.calibration import Calibrated, Factored, Target
 from dpjax.plans.noise import DESIGNS, Correlated, Polynomial
 from dpjax.plans.plan import Config, Plan, make
+from dpjax.plans.protect import Budget
 from dpjax.plans.settings import (
     MODEL_OPTIONS,
     MODELS,
@@ -54,11 +61,13 @@ from dpjax.plans.settings import (
     titles_of,
 )
 from dpjax.plans.sums import CalibratedCode, Discrete
-from dpjax.protocols import Arrays
-from dpjax.sites import measures
+from dpjax.protocols import Arrays, Models
+from dpjax.sites import measures, wire
 from dpjax.sites.data import Schema
-from dpjax.sites.identity import Roster
+from dpjax.sites.identity import Refused, Renewal, Roster, certificate_of
+from dpjax.sites.ledger import PLAN_ITEM, PROJECT_ITEM
 from dpjax.sites.measures import Measure
+from dpjax.sites.meeting import digest_of
 from dpjax.sites.peers import PeerTerms
 from dpjax.sites.site import group_of
 from dpjax.topology import graphs, nodes
@@ -68,7 +77,7 @@ __all__ = ["Project"]
 
 _Records: TypeAlias = tuple[np.ndarray, np.ndarray]
 """Records, and their labels as the loss takes them."""
-PROTOCOL = 1
+PROTOCOL = 2
 """Changed with the bytes that sites exchange, and with what a plan file holds."""
 
 _PAGE = Path(__file__).with_name("document.txt")
@@ -134,7 +143,12 @@ _SUMS = Discrete.__name__
 """The noise of sums among sites."""
 _DRAWN = {type(part).__name__: part.terms.released for part in DESIGNS.values()} | {_SUMS: True}
 """Classes of noise by name, and whether sites draw it."""
-_KEYS = {"protocol", "package", "settings", "roster", "schema", "arrays"}
+_KEYS = {"protocol", "package", "settings", "roster", "schema", "arrays", "after"}
+_MOST_PHASES = 50
+_LEAST_LEFT = 0.05
+"""Of a total: with less left it is spent, as finite precision and roundings take a part."""
+_START = "start_"
+"""How the names of arrays begin that a phase's first model is made of."""
 # What a file may hold at most: limits of memory, not of plans.
 _MOST_SITES = 500
 _MOST = {"rounds": 100_000, "seed": 2**32 - 1, "average_rounds": 100_000, "spoiled": 100_000}
@@ -164,6 +178,12 @@ class Project:
         names: The sites, in the plan's order.
         seed: Of the first models and of batches, not of noise.
         average_rounds: How often sites average on after the last round, without noise.
+        columns: The schema, as it was written.
+        totals: What each site may spend in all phases, by name; empty where the plan has none.
+        before: The phase before this one; None of a first one.
+        standings: How far its sites came, by name: of those that go on.
+        round: The round of it after which they go on.
+        start: The first models of this phase, of one site; None where the seed draws them.
 
     Example:
         >>> from dpjax.sites.project import Project
@@ -184,6 +204,12 @@ class Project:
     names: tuple[str, ...]
     seed: int
     average_rounds: int
+    columns: Section
+    totals: Mapping[str, Budget]
+    before: "Project | None" = None
+    standings: Mapping[str, wire.Standing] = field(default_factory=dict)
+    round: int = 0
+    start: Models | None = None
 
     @classmethod
     def load(cls, path: _files.PathLike) -> "Project":
@@ -191,13 +217,19 @@ class Project:
 
         Args:
             path: ``plan.json``; the arrays are in the file of that name with the suffix ``.npz``.
+                The files of earlier phases stand beside it.
 
         Raises:
-            FileNotFoundError: Where one of the two is missing.
+            FileNotFoundError: Where one of the two is missing, or a phase before.
             ValueError: For files that are damaged, changed, too large or of another protocol, for
-                settings that sites cannot run, and for less noise than the budget asks for.
+                settings that sites cannot run, for less noise than the budget asks for, and for a
+                phase that does not follow from the one before, or passes a site's total.
         """
-        path = Path(path)
+        return cls._load(Path(path), _MOST_PHASES)
+
+    @classmethod
+    def _load(cls, path: Path, most: int) -> "Project":
+        """The project of a file, which may have so many phases."""
         stored = path.with_suffix(".npz")
         for file in (path, stored):
             with _files.reading(file, _REMEDY):
@@ -217,26 +249,170 @@ class Project:
             settings = content["settings"]
             roster = Roster.from_json(content["roster"])
             target = _target(settings, roster)
-            # Three arrays [n, n] at most, and a strategy; beside them a model that is evaluated.
+            schema = Schema.of(content["schema"])
+            # Three arrays [n, n] at most, a strategy; and the first models of a later phase, or one
+            # that is evaluated.
             entries = 4 * target.agents**2 + target.rounds**2
-            most = min(2**16 + 8 * entries, _MOST_ARRAYS)
-            data = _content(stored, _MOST_ARRAYS if measures.is_measure(settings) else most)
+            if measures.is_measure(settings):
+                entries = _MOST_ARRAYS
+            elif content["after"] is not None:
+                entries += _size(_trained(settings["model"], schema)[1])
+            data = _content(stored, min(2**16 + 8 * entries, _MOST_ARRAYS))
             if _digest(data) != content["arrays"]:
                 raise ValueError(f"its arrays are damaged, or of another plan; {_REMEDY}")
-            evaluated, arrays = measures.split(_arrays(data))
-            plan = _stored_plan(target, arrays)
-            schema = Schema.of(content["schema"])
-            return cls(
+            evaluated, stored_arrays = measures.split(_arrays(data))
+            module, shapes, loss = _model(settings["model"], schema, evaluated)
+            of_noise = {k: v for k, v in stored_arrays.items() if not k.startswith(_START)}
+            plan = _stored_plan(target, of_noise)
+            project = cls(
                 settings,
                 roster,
                 schema,
                 plan,
                 digest,
-                *_model(settings["model"], schema, evaluated),
+                module,
+                shapes,
+                loss,
                 tuple(roster),
                 settings["seed"],
                 settings["average_rounds"],
+                content["schema"],
+                _totals(settings, tuple(roster)),
             )
+            after = content["after"]
+            if after is not None:
+                if most <= 1:
+                    raise ValueError(f"it has more than {_MOST_PHASES} phases; begin a new project")
+                before = cls._load(path.parent / _file_name(after["file"]), most - 1)
+                project = project._following(before, after, stored_arrays)
+            project._check_totals()
+            return project
+
+    def _following(self, before: "Project", after: Section, arrays: Arrays) -> "Project":
+        """This plan as the phase after another one, else raise ValueError."""
+        if after["plan"] != before.digest:
+            raise ValueError(f"its phase before is the plan {after['plan']}; get that file")
+        old = before.roster
+        for text in after["renewals"]:
+            old = old.renewed(Renewal.from_bytes(base64.b64decode(text)))
+        standings = {}
+        for text in after["standings"]:
+            standing = _standing_of(text)
+            standings[standing.name] = standing
+        round = after["round"]
+        _check_standings(standings, before, old, self.names, round)
+        for phase in before.phases:
+            for name in self.names:
+                if name in phase.names and phase.roster[name] != self.roster[name]:
+                    raise ValueError(
+                        f"{name} has another key than in an earlier phase; give its certificate of "
+                        "the key that the first plan pins, or another name"
+                    )
+                if phase.totals.get(name) not in (None, self.totals.get(name)):
+                    raise ValueError(
+                        f"[total] of {name} is {self.totals.get(name)}, and was "
+                        f"{phase.totals[name]}; a total is fixed before the first phase"
+                    )
+        if not self.totals:
+            raise ValueError("[total] is missing, without which no phase follows; see [total]")
+        leaves, structure = jax.tree.flatten(self.shapes)
+        start = None
+        if f"{_START}0" in arrays:
+            values = [arrays[f"{_START}{number}"] for number in range(len(leaves))]
+            for value, leaf in zip(values, leaves, strict=True):
+                if value.shape != leaf.shape or not np.isfinite(value).all():
+                    raise ValueError("its first models are none of this model's")
+            start = jax.tree.unflatten(structure, values)
+        return dataclasses.replace(
+            self, before=before, standings=standings, round=round, start=start
+        )
+
+    def _check_totals(self) -> None:
+        """Refuse phases that pass a site's total."""
+        for name in self.totals:
+            if name in self.names:
+                with naming({}, f"{name}: "):
+                    self.stated(name, [phase.digest for phase in self.phases_of(name)])
+
+    @property
+    def phases(self) -> list["Project"]:
+        """All phases in their order, this one last."""
+        return [*([] if self.before is None else self.before.phases), self]
+
+    def phases_of(self, name: str) -> list["Project"]:
+        """The phases in which a site takes part.
+
+        Args:
+            name: The site's.
+        """
+        return [phase for phase in self.phases if name in phase.names]
+
+    @property
+    def phase(self) -> int:
+        """Its number among the project's phases, from 0."""
+        return len(self.phases) - 1
+
+    @property
+    def root(self) -> str:
+        """Digest of the project's first plan, by which the project is known."""
+        return self.phases[0].digest
+
+    @functools.cached_property
+    def guarantee(self) -> Guarantee:
+        """What this phase guarantees at sites, finite precision included."""
+        size = _size(jax.eval_shape(self.plan.method.payload, self.shapes))
+        return _stated(statements.with_precision_cost(self.plan, size))
+
+    def of_site(self, name: str) -> Guarantee:
+        """What this phase guarantees a site.
+
+        Args:
+            name: The site's.
+        """
+        others = [number for number, other in enumerate(self.names) if other != name]
+        return self.guarantee.survivors(others)
+
+    def stated(self, name: str, runs: Sequence[str], insecure: bool = False) -> Guarantee:
+        """What some runs guarantee a site together: its total, where there is one.
+
+        Args:
+            name: The site's.
+            runs: Digests of their plans, each as often as it was run.
+            insecure: Whether links were not encrypted.
+
+        Raises:
+            ValueError: For runs that pass the total, and plans that are no phases of this project.
+        """
+        costs = []
+        known = {phase.digest: phase for phase in self.phases}
+        for digest in runs:
+            if digest not in known:
+                raise ValueError(
+                    f"there is a run of the plan {digest}, which is no phase before this one, so "
+                    "that its cost is not known; name a plan that follows from it"
+                )
+            costs.append(known[digest].of_site(name).replace(insecure=insecure))
+        total = self.totals.get(name)
+        if total is None:
+            return self.of_site(name).replace(insecure=insecure)
+        stated = costs[0].within(total)
+        for cost in costs[1:]:
+            stated = stated.followed_by(cost, planned=False)
+        return stated
+
+    def remaining(self, name: str) -> budget_.Remaining:
+        """What all phases so far leave of a site's total for later ones.
+
+        Args:
+            name: The site's.
+
+        Raises:
+            ValueError: Where it has no total.
+        """
+        if name not in self.totals:
+            raise ValueError(f"[total] of {name} is missing; a first plan fixes it")
+        costs = [phase.of_site(name) for phase in self.phases_of(name)]
+        return budget_.remaining(self.totals[name], costs)
 
     @property
     def measure(self) -> Measure | None:
@@ -259,13 +435,14 @@ class Project:
 
     def described(self) -> dict[str, np.ndarray]:
         """Return what whoever uses a model needs, and the seed by which records were held out."""
-        return {**self.schema.described(), "seed": np.array(self.seed)}
+        return {**self.schema.described(), "seed": np.array(self.phases[0].seed)}
 
     def terms(self) -> dict[str, str]:
         """Return what all sites compare, by item in words: a digest each."""
         leaves = jax.tree.leaves_with_path(self.shapes)
         return {
-            "plan": self.digest,
+            PLAN_ITEM: self.digest,
+            PROJECT_ITEM: self.root,
             "roster": self.roster.digest,
             # Models of equal leaves may still compute another function.
             "model": _digest(f"{self.module} {self.loss} {leaves}".encode()),
@@ -293,7 +470,10 @@ class Project:
         if x.shape[1:] != self.schema.shape:
             raise _validate.refusal("shape of x", x.shape, f"the schema's is {self.schema.shape}")
         data = (x, y), (x_test, y_test)
-        return _problem(self.settings["model"], self.module, self.loss, data, name)
+        problem = _problem(self.settings["model"], self.module, self.loss, data, name)
+        if self.start is None:
+            return problem
+        return dataclasses.replace(problem, init=functools.partial(_given, self.start))
 
     def document(self) -> str:
         """Return a page in Markdown for a data protection officer, made from the plan."""
@@ -379,16 +559,293 @@ def write(settings: Section, roster: Roster, schema: Section, path: _files.PathL
         ValueError: For settings that sites cannot run, with the reason, or a path that cannot be
             written.
     """
+    return _written(Path(path), settings, roster, schema)
+
+
+def follow(
+    before: _files.PathLike,
+    standings: Sequence[_files.PathLike],
+    path: _files.PathLike,
+    *,
+    joining: Sequence[_files.PathLike] = (),
+    renewals: Sequence[_files.PathLike] = (),
+    changes: Section | None = None,
+    schema: Section | None = None,
+) -> Project:
+    """Make the plan of a phase after another one and write its two files.
+
+    Members are the sites whose standings are given, and those that join. They go on after the last
+    round that all standings have, from the mean of their models, which are public; from new models
+    where the model is another one. The phase has the rounds that are left, and what all members'
+    totals leave, unless the changes say otherwise.
+
+    Args:
+        before: The plan file of the phase before.
+        standings: Files that `dpjax.sites.site.SiteLoop.standing` wrote.
+        path: Of the new plan, in the folder of the one before.
+        joining: Certificates of sites that join.
+        renewals: Files of keys that sites have renewed since the phase before.
+        changes: Sections of settings in place of those of the phase before.
+        schema: In place of its schema.
+
+    Returns:
+        What the files hold, as every site will load it.
+
+    Raises:
+        ValueError: For standings that do not belong together, or are not of a majority of the
+            sites before; a total that leaves nothing; and what `write` refuses.
+
+    Example:
+        >>> from dpjax.sites.project import follow
+        >>> follow("plan.json", ["lyon.standing"], "plan-2.json")
+        Traceback (most recent call last):
+            ...
+        FileNotFoundError: plan.json does not exist; name a file that does
+    """
     path = Path(path)
+    old = Project.load(before)
+    if path.absolute().parent != Path(before).absolute().parent:
+        raise _validate.refusal("path", path, f"give one in the folder of {before}")
+    accepted = old.roster
+    signed = []
+    for file in renewals:
+        content = Path(file).read_bytes()
+        with _files.reading(file, "get the file of the renewal again"):
+            accepted = accepted.renewed(Renewal.from_bytes(content))
+        signed.append(base64.b64encode(content).decode())
+    texts = {}
+    found = {}
+    models = {}
+    for file in standings:
+        with _files.reading(file, "get the file again"):
+            text, arrays = _files.unpacked(file)
+            standing = _standing_of(text)
+        found[standing.name] = standing
+        texts[standing.name] = text
+        models[standing.name] = arrays
+    joined = dict(map(certificate_of, joining))
+    both = sorted(found.keys() & joined.keys())
+    _validate.refuse({f"{', '.join(both)} goes on by its standing; do not join it": bool(both)})
+    names = [name for name in old.names if name in found]
+    roster = Roster({name: old.roster[name] for name in names} | joined)
+    shared = [{round for round, _ in standing.rounds} for standing in found.values()]
+    common = set.intersection(*shared) if shared else set()
+    if not common:
+        spans = [f"{name} {min(r)} to {max(r)}" for name, r in zip(found, shared, strict=True) if r]
+        raise ValueError(
+            f"standings have no round in common ({', '.join(spans)}); start the site that is "
+            "behind again until it has caught up, or leave it out and let it join"
+        )
+    round = max(common)
+    with naming({}, "standings: "):
+        _check_standings(found, old, accepted, tuple(roster), round)
+    settings = _following_settings(old, tuple(roster), round, changes or {})
+    after = {
+        "file": Path(before).name,
+        "plan": old.digest,
+        "round": round,
+        "renewals": signed,
+        "standings": [texts[name] for name in names],
+    }
+    start = _mean_models(old, found, models, round)
+    meaning = old.columns if schema is None else schema
+    if settings["model"] != old.settings["model"] or schema is not None:
+        start = []
+    return _written(path, settings, roster, meaning, after=after, start=start)
+
+
+def _written(path: Path, *parts: Any, **options: Any) -> Project:
+    """Write the two files of a plan, and return what they hold."""
     with _as_file():
-        arrays, content = _made(settings, roster, schema)
+        arrays, content = _made(*parts, **options)
     with _files.writing("path", path):
         _files.create(path.with_suffix(".npz"), arrays)
         _files.create(path, _sealed(content).encode())
     return Project.load(path)
 
 
-def _made(settings: Section, roster: Roster, schema: Section) -> tuple[bytes, dict[str, Any]]:
+def _following_settings(
+    old: Project, names: tuple[str, ...], round: int, changes: Section
+) -> dict[str, Any]:
+    """Settings of a phase after another one."""
+    settings = {**old.settings, **changes}
+    left = old.plan.config.rounds - round
+    if "rounds" not in changes:
+        if left <= 0:
+            raise ValueError(f"rounds is missing, and none is left of {old.plan.config.rounds}")
+        settings["rounds"] = left
+    if "seed" not in changes:
+        # Batches and signs of this phase are others.
+        settings["seed"] = (old.seed + 1) % 2**32
+    network_section = dict(settings["network"])
+    if "network" not in changes:
+        edges = network_section["edges"]
+        network_section["edges"] = [edge for edge in edges if {*edge} <= {*names}]
+        settings["network"] = network_section
+    if old.plan.guarantee.sum_only and "network" not in changes:
+        del settings["network"]
+    if "data" not in changes:
+        counts = old.settings["data"].get("counts", {})
+        kept = {name: count for name, count in counts.items() if name in names}
+        settings["data"] = {"counts": kept} if kept else {}
+    total = dict(settings.get("total", {}))
+    if "total" not in changes and isinstance(total.get("epsilon"), Mapping):
+        total["epsilon"] = {k: v for k, v in total["epsilon"].items() if k in names}
+        settings["total"] = total
+    if not old.totals:
+        raise ValueError("[total] is missing in the plan before: begin a new project")
+    epsilons = {}
+    totals = _totals(settings, names)
+    for name in names:
+        # Who joins has spent nothing.
+        epsilons[name] = totals[name].largest
+        if name in old.totals:
+            epsilons[name] = float(np.max(old.remaining(name).epsilon))
+    spent = [name for name in names if epsilons[name] < _LEAST_LEFT * totals[name].largest]
+    if spent:
+        raise ValueError(
+            f"[total] of {', '.join(spent)} is spent; leave the standing out, and the others go on"
+        )
+    if "budget" not in changes:
+        # Of a sum all sites state one epsilon.
+        least: Any = min(epsilons.values())
+        is_one = old.plan.guarantee.sum_only or len({*epsilons.values()}) == 1
+        settings["budget"] = {**settings["budget"], "epsilon": least if is_one else epsilons}
+    if old.plan.guarantee.sum_only and "noise" not in changes:
+        # What followed from the model and the network is made anew.
+        settings["noise"] = [
+            {key: value for key, value in section.items() if key != "size"}
+            for section in settings["noise"]
+        ]
+    return settings
+
+
+def _mean_models(
+    old: Project,
+    standings: Mapping[str, wire.Standing],
+    models: Mapping[str, Arrays],
+    round: int,
+) -> list[np.ndarray]:
+    """The mean of the sites' models after a round, leaf by leaf."""
+    shapes = jax.tree.leaves(old.shapes)
+    sums = [np.zeros(leaf.shape) for leaf in shapes]
+    for name, standing in standings.items():
+        leaves = []
+        for number, leaf in enumerate(shapes):
+            array = models[name].get(f"{round}/{number}")
+            if array is None or array.shape != (1, *leaf.shape) or array.dtype != leaf.dtype:
+                raise ValueError(f"standing of {name} lacks its models; get the file again")
+            leaves.append(array)
+        if bytes.fromhex(digest_of(leaves)) != dict(standing.rounds)[round]:
+            raise ValueError(f"standing of {name} has other models than it signed; get it again")
+        for total, array in zip(sums, leaves, strict=True):
+            total += array[0]
+    return [
+        (total / len(standings)).astype(leaf.dtype)
+        for total, leaf in zip(sums, shapes, strict=True)
+    ]
+
+
+def _standing_of(text: object) -> wire.Standing:
+    """The standing of a text, whose signature is not checked."""
+    try:
+        frame = wire.decoded(base64.b64decode(str(text), validate=True))
+    except Refused as refusal:
+        raise ValueError(str(refusal)) from None
+    if not isinstance(frame, wire.Standing):
+        raise ValueError("it is no standing")
+    return frame
+
+
+def _check_standings(
+    standings: Mapping[str, wire.Standing],
+    before: Project,
+    roster: Roster,
+    names: tuple[str, ...],
+    round: int,
+) -> None:
+    """Refuse standings that are not those of a majority of one run's sites after one round."""
+    for name, standing in standings.items():
+        if name not in before.names or name not in names:
+            raise ValueError(f"{name} was no site of the phase before, or is none of this one")
+        if not roster.verify(name, "standing", standing.content, standing.signature):
+            raise ValueError(f"the standing of {name} is not signed by it")
+        if standing.plan != before.digest or round not in dict(standing.rounds):
+            raise ValueError(f"the standing of {name} is of another plan, or lacks round {round}")
+    if len({standing.run for standing in standings.values()}) > 1:
+        raise ValueError("the standings are of several runs; get those of one")
+    if 2 * len(standings) <= len(before.names):
+        raise ValueError(
+            f"{len(standings)} of {len(before.names)} sites go on, which is no majority: others "
+            "could do the same. Begin a new project, if all operators agree"
+        )
+
+
+def _file_name(name: object) -> str:
+    """The bare name of a file."""
+    if not isinstance(name, str) or name != Path(name).name:
+        raise ValueError("its phase before is no file beside it")
+    return name
+
+
+def _given(models: Models, key: object) -> Models:
+    """First models that are given, whatever the key."""
+    del key
+    return models
+
+
+def _totals(settings: Section, names: tuple[str, ...]) -> dict[str, Budget]:
+    """What each site may spend in all phases; nothing without the section."""
+    section = settings.get("total")
+    if section is None:
+        return {}
+    if not isinstance(section, Mapping) or "epsilon" not in section:
+        raise _validate.refusal("[total]", section, "give epsilon, a number or one for each site")
+    check_keys("[total] ", section, {"epsilon", "accountant"})
+    epsilons = section["epsilon"]
+    if not isinstance(epsilons, Mapping):
+        epsilons = dict.fromkeys(names, epsilons)
+    check_keys("[total] epsilon ", epsilons, {*names})
+    missing = [name for name in names if name not in epsilons]
+    if missing:
+        raise ValueError(f"[total] epsilon of {', '.join(missing)} is missing; give one for each")
+    delta = settings["budget"].get("delta")
+    accountant: Any = section["accountant"]
+    titles = {"epsilon": "[total] epsilon", "accountant": "[total] accountant"}
+    with naming(titles | {"delta": "[budget] delta"}):
+        return {name: Budget(epsilons[name], delta, accountant) for name in names}
+
+
+def _within_totals(settings: Section, names: tuple[str, ...]) -> Section:
+    """The budget, of which a total keeps a little for finite precision and roundings."""
+    totals = _totals(settings, names)
+    epsilon = settings["budget"].get("epsilon")
+    most = {}
+    for name, total in totals.items():
+        most[name] = float(np.max(budget_.remaining(total, []).epsilon))
+    if isinstance(epsilon, Mapping):
+        pairs = {name: (value, totals.get(name)) for name, value in epsilon.items()}
+        epsilon = {
+            name: most[name] if total and value == total.largest else value
+            for name, (value, total) in pairs.items()
+        }
+    elif epsilon == min(total.largest for total in totals.values()):
+        epsilon = min(most.values())
+    return {**settings["budget"], "epsilon": epsilon}
+
+
+def _adds_up(settings: Section) -> bool:
+    """Whether sites add up among themselves."""
+    return any(design.get("name") == _SUMS for design in settings["noise"])
+
+
+def _made(
+    settings: Section,
+    roster: Roster,
+    schema: Section,
+    after: Section | None = None,
+    start: Sequence[np.ndarray] = (),
+) -> tuple[bytes, dict[str, Any]]:
     """What the two files of a plan hold."""
     settings, evaluated = measures.completed(settings, Schema.of(schema))
     settings = json.loads(json.dumps({**_DEFAULTS, **settings}, default=str))
@@ -401,7 +858,11 @@ def _made(settings: Section, roster: Roster, schema: Section) -> tuple[bytes, di
     meaning = Schema.of(schema)
     check_sections(settings, ("model", "noise"))
     module, shapes, loss = _model(settings["model"], meaning, evaluated)
-    settings = _with_sums(settings, tuple(roster), _size(shapes))
+    settings = {**_with_sums(settings, tuple(roster), _size(shapes))}
+    if isinstance(settings.get("total"), dict):
+        # All later phases add up as the first one.
+        settings["total"].setdefault("accountant", "zcdp" if _adds_up(settings) else "gdp")
+        settings["budget"] = _within_totals(settings, tuple(roster))
     target = _target(settings, roster)
     noise = _made_noise(target)
     _plan(target, noise)
@@ -409,7 +870,10 @@ def _made(settings: Section, roster: Roster, schema: Section) -> tuple[bytes, di
     record = np.zeros((1, *meaning.shape), np.float32), np.ones(1, np.int32)
     _problem(settings["model"], module, loss, (record, record), "study")
     file = io.BytesIO()
-    np.savez(file, **_stored_arrays(target, noise), **evaluated)
+    stored = _stored_arrays(target, noise) | evaluated
+    for number, array in enumerate(start):
+        stored[f"{_START}{number}"] = array
+    np.savez(file, **stored)
     arrays = file.getvalue()
     return arrays, {
         "protocol": PROTOCOL,
@@ -418,6 +882,7 @@ def _made(settings: Section, roster: Roster, schema: Section) -> tuple[bytes, di
         "roster": roster.to_json(),
         "schema": schema,
         "arrays": _digest(arrays),
+        "after": after,
     }
 
 
@@ -470,7 +935,7 @@ def _arrays(data: bytes) -> Arrays:
 def _target(settings: Section, roster: Roster) -> Target:
     """What the noise is for, by settings; refused where sites cannot run it."""
     names = tuple(roster)
-    check_keys("", settings, SECTIONS.keys() | _MOST)
+    check_keys("", settings, SECTIONS.keys() | _MOST | {"total"})
     measures.check(settings)
     check_sections(settings, _REQUIRED)
     for name, most in _MOST.items():
@@ -523,7 +988,7 @@ def _target(settings: Section, roster: Roster) -> Target:
 def _with_sums(settings: Section, names: tuple[str, ...], size: int) -> Section:
     """Settings with what follows where sites add up: links, method and the size of vectors."""
     designs = settings["noise"]
-    if len(designs) != 1 or designs[0].get("name") != _SUMS:
+    if len(designs) != 1 or not _adds_up(settings):
         return settings
     pairs = itertools.combinations(names, 2)
     return {

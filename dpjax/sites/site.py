@@ -5,6 +5,7 @@ is in `dpjax.sites.conversation`. The page 'Sites: the threat model and a round'
 the states of a round, and what a kill leaves at each.
 """
 
+import base64
 import contextlib
 import json
 import logging
@@ -33,7 +34,8 @@ from dpjax.sites.channel import Channel
 from dpjax.sites.compute import LocalRounds, SiteRounds, Stored
 from dpjax.sites.conversation import Conversation
 from dpjax.sites.identity import Identity
-from dpjax.sites.meeting import GROUP_ITEM, Agreement, Meeting, digest_of, neighbours_of
+from dpjax.sites.ledger import Ledger
+from dpjax.sites.meeting import GROUP_ITEM, LEFT, Agreement, Meeting, digest_of, neighbours_of
 from dpjax.sites.noise import SiteNoise, of_pair
 from dpjax.sites.store import Folder, MustLeave
 
@@ -42,6 +44,10 @@ __all__ = ["MustLeave", "Site", "SiteLoop"]
 _log = logging.getLogger("dpjax.sites")
 _ROUNDS_TOLD = 10
 """Rounds of which one is told in the log."""
+LEAVING = "leaving"
+"""A file of a folder: its operator wants the site to leave."""
+SUCCESSOR = "successor"
+"""A file of a folder: the digest of the one plan after it that the site has signed."""
 _Status: TypeAlias = dict[str, str | int | float | None]
 
 
@@ -54,6 +60,7 @@ class Waits:
         linger: How long a site that is done stays for those that are not.
         enrol: In a sum among sites, how long for all to begin a round.
         stage: In such a sum, how long for each word.
+        gone: How long until who is waited for is gone, and this site stops.
 
     Example:
         >>> from dpjax.sites.site import Waits
@@ -65,15 +72,20 @@ class Waits:
     linger: float = 60.0
     enrol: float = 60.0
     stage: float = 60.0
+    gone: float = 86_400.0
 
     def __post_init__(self) -> None:
         """Refuse what is no time."""
-        _validate.fields(self, _validate.positive, "late", "linger", "enrol", "stage")
+        _validate.fields(self, _validate.positive, "late", "linger", "enrol", "stage", "gone")
 
     @property
     def of_sums(self) -> Limits:
         """Those of a sum."""
         return Limits(enrol=self.enrol, stage=self.stage)
+
+
+class _Leaving(Exception):
+    """The operator wants the site to leave in order."""
 
 
 class SiteLoop:
@@ -87,12 +99,15 @@ class SiteLoop:
         folder: Of this run, on a local disk; made where there is none.
         secret: Of the site's group, where noise is correlated between sites; None draws one.
         waits: Times.
+        ledger: What the site has spent in the project; None where it keeps none.
         is_own: Whether the problem is the caller's own: the first message is made of its first
             model, so that sites then compare its values and those of frozen leaves.
 
     Attributes:
         compute: The rounds.
-        guarantee: What all rounds guarantee, finite precision included.
+        guarantee: What all rounds guarantee, finite precision included; of a project with totals,
+            what all phases so far do.
+        has_left: Whether it has left in order.
 
     Raises:
         ValueError: For a name that is not in the project, a key that is not the roster's, a folder
@@ -118,11 +133,14 @@ class SiteLoop:
         *,
         secret: bytes | None = None,
         waits: Waits | None = None,
+        ledger: Ledger | None = None,
         is_own: bool = False,
     ) -> None:
         self.agreement = agreement
         self.name = identity.name
         self.waits = waits or Waits()
+        self.has_left = False
+        self._identity = identity
         self._is_linked = False
         plan = agreement.plan
         names = agreement.names
@@ -158,10 +176,17 @@ class SiteLoop:
         self._last = self.compute.rounds + agreement.average_rounds
         self._channel = channel
         self._is_used = False
+        self._ledger = ledger
         self._told = 0.0
         self._state: State | None = None
+        # States that are kept: of two sites one is ahead by no more rounds than links between them.
+        self._behind = len(names) if self.compute.gossips else 2
         self._folder = Folder(folder)
-        self._begin(identity, [problem.frozen] if is_own else None)
+        try:
+            self._begin(identity, [problem.frozen] if is_own else None)
+        except BaseException:
+            self._folder.close()
+            raise
 
     def _rounds_of(self, plan: Plan, problem: Problem, number: int) -> LocalRounds:
         """The rounds of this site, and whose secrets its noise is of."""
@@ -205,8 +230,14 @@ class SiteLoop:
     def _begin(self, identity: Identity, public: Tree | None) -> None:
         """Begin with what an earlier process has stored, or for the first time."""
         folder = self._folder
+        self._check_open()
+        folder.room("states")
         nonce = folder.drawn("nonce")
         self._bind(nonce)
+        if self._ledger is not None:
+            stated = self._ledger.guarantee(nonce)
+            # A project without totals states this phase alone.
+            self.guarantee = stated if stated.phases else self.guarantee
         begun = folder.read("run")
         exchange = b""
         if begun is None:
@@ -217,13 +248,28 @@ class SiteLoop:
                 exchange = key_pair(folder.drawn("exchange")).public
         presence = wire.signed_presence(identity, nonce, self._terms(public), exchange)
         self._conversation = self._met(identity, presence)
+        self._conversation.ledger = self._ledger
         if begun is not None:
             with self._telling_of_end():
                 self._conversation.resume(begun)
-                stored = self._restored()
+                stored = self._restored("state")
                 self._conversation.recall(0 if stored is None else stored.round)
                 self._draw()
                 self._state = None if stored is None else self.compute.restored(stored)
+
+    def _check_open(self) -> None:
+        """Refuse a phase that this site has ended."""
+        successor = self._folder.read(SUCCESSOR)
+        if successor is not None:
+            raise ValueError(
+                f"folder is {str(self.folder)!r}, of a phase that {self.name} has ended: it signed "
+                f"the plan {successor.decode()} after it; name that plan in site.toml"
+            )
+        if self._folder.read(f"{LEFT}{self.name}") is not None:
+            raise ValueError(
+                f"folder is {str(self.folder)!r}, of a run that {self.name} has left in order; "
+                "join again by a plan after it"
+            )
 
     def _terms(self, public: Tree | None) -> dict[str, str]:
         """What sites compare; of a problem of one's own its first values, too."""
@@ -258,7 +304,8 @@ class SiteLoop:
         conversation = self._conversation
         secret = self._group_secret or self._kept("secret")
         holder = ",".join(self._group)
-        sources = [SiteNoise(secret, run=conversation.run, holder=holder)]
+        phase = self.agreement.phase
+        sources = [SiteNoise(secret, run=conversation.run, holder=holder, phase=phase)]
         if self._is_linked:
             private = self._kept("exchange")
             public = conversation.presences[self.name].exchange
@@ -266,7 +313,8 @@ class SiteLoop:
                 raise MustLeave("exchange is another key than this run's; this site must leave")
             for name in conversation.neighbours:
                 ends = {self.name: public, name: conversation.presences[name].exchange}
-                sources.append(of_pair(private, ends, name, run=conversation.run))
+                pair = of_pair(private, ends, name, run=conversation.run, phase=phase)
+                sources.append(pair)
         self.compute.begin(sources)
 
     def _kept(self, name: str) -> bytes:
@@ -313,22 +361,43 @@ class SiteLoop:
         conversation = self._conversation
         with contextlib.closing(self._channel), self._telling_of_end():
             conversation.connect()
-            if not conversation.run:
-                self._wait(conversation.absent)
-                self._draw()
-            # Before anything is computed, each neighbour shows what it has of this site's.
-            if self.round < self._last:
-                self._wait(conversation.unmet)
             if self._state is None:
                 self._state = self.compute.init()
-            began = time.monotonic(), self.round
-            while self.round < self._last:
-                metrics = self._measured(self._step())
-                if self.round % _ROUNDS_TOLD == 0:
-                    _log.info("round %d of %d", self.round, self._last)
-                rate = (self.round - began[1]) / (time.monotonic() - began[0])
-                yield Progress(self.round, metrics, (self.guarantee,), rate)
-            self._finish()
+            try:
+                self._meet()
+                began = time.monotonic(), self.round
+                while self.round < self._last:
+                    metrics = self._measured(self._step())
+                    if self.round % _ROUNDS_TOLD == 0:
+                        _log.info("round %d of %d", self.round, self._last)
+                    rate = (self.round - began[1]) / (time.monotonic() - began[0])
+                    yield Progress(self.round, metrics, (self.guarantee,), rate)
+            except _Leaving:
+                self._leave()
+            else:
+                self._finish()
+
+    def _meet(self) -> None:
+        """Wait for who takes part, and take the noise of the run."""
+        conversation = self._conversation
+        if not conversation.run:
+            self._wait(conversation.absent)
+            self._draw()
+        # Before anything is computed, each neighbour shows what it has of this site's.
+        if self.round < self._last:
+            self._wait(conversation.unmet)
+
+    def _leave(self) -> None:
+        """Leave in order: say so, and stay until those who are here know it."""
+        conversation = self._conversation
+        conversation.leave()
+        self.has_left = True
+        self._forget()
+        self._wait(conversation.untold, self.waits.linger, "leaves, and tells")
+        conversation.end()
+        self._told = 0.0
+        self._tell("is done: it has left in order")
+        _log.info("%s has left, after %d rounds", self.name, self.round)
 
     @contextlib.contextmanager
     def _telling_of_end(self) -> Generator[None, None, None]:
@@ -348,6 +417,8 @@ class SiteLoop:
         """End the sessions, and let other processes have the folder."""
         self._channel.close()
         self._folder.close()
+        if self._ledger is not None:
+            self._ledger.close()
 
     # One round.
 
@@ -366,8 +437,44 @@ class SiteLoop:
     def _keep(self, new: State) -> None:
         """Put the next state on disk, with what was heard for it."""
         self._conversation.settle()
+        self._folder.link("state", f"states/{self.round}")
         self._folder.replace("state", _packed(self.compute.stored(new)))
+        self._folder.delete(f"states/{self.round - self._behind}")
         self._state = new
+
+    def standing(self, path: _files.PathLike) -> wire.Standing:
+        """Write how far this site came, signed, for the plan of a phase after this one.
+
+        Args:
+            path: A file, which must not exist: models that are public, after the last few rounds.
+
+        Raises:
+            ValueError: Where the run has not begun.
+        """
+        conversation = self._conversation
+        if not conversation.run:
+            raise ValueError(f"folder is {str(self.folder)!r}, of a run that has not begun")
+        models: dict[int, Models] = {}
+        if self.round < self._behind:
+            models[0] = self.compute.released(self.compute.init())
+        for name in (*(f"states/{kept}" for kept in self._folder.names("states")), "state"):
+            stored = self._restored(name)
+            if stored is not None and stored.round >= self.round - self._behind:
+                models[stored.round] = self.compute.released(stored)
+        rounds = []
+        arrays = {}
+        for round, tree in sorted(models.items()):
+            rounds.append((round, bytes.fromhex(digest_of(tree))))
+            for number, leaf in enumerate(jax.tree.leaves(jax.device_get(tree))):
+                arrays[f"{round}/{number}"] = np.asarray(leaf)
+        plan = self.agreement.digest
+        bare = wire.Standing(self.name, plan, conversation.run, tuple(rounds), b"")
+        signature = self._identity.sign("standing", bare.content)
+        standing = bare._replace(signature=signature)
+        header = base64.b64encode(wire.encoded(standing)).decode()
+        with _files.writing("path", path):
+            _files.create(Path(path), _files.packed(header, arrays))
+        return standing
 
     def _finish(self) -> None:
         """Stay until all neighbours have absorbed the last round, or for the time of lingering."""
@@ -394,14 +501,38 @@ class SiteLoop:
         late = began + self.waits.late
         while missing() and time.monotonic() < began + most:
             # After the last round nothing of this site's is at stake any more.
-            if conversation.doubt is not None and self.round < self._last:
-                raise MustLeave(conversation.doubt)
+            if self.round < self._last and not self.has_left:
+                self._check_end(time.monotonic() - began)
             conversation.turn()
             names = "; ".join(missing())
             self._tell(f"{verb} {names}" if names else "goes on")
             if names and time.monotonic() > late:
                 late += self.waits.late
                 _log.warning("round %d %s %s", self.round, verb, names)
+
+    def _check_end(self, waited: float) -> None:
+        """Stop where the run has ended for this site, or is to end."""
+        conversation = self._conversation
+        if conversation.doubt is not None:
+            raise MustLeave(conversation.doubt)
+        if not conversation.run:
+            return
+        if (self.folder / LEAVING).exists():
+            raise _Leaving
+        if waited > self.waits.gone:
+            conversation.give_up(self.waits.gone)
+        fault = conversation.ended()
+        if fault is not None:
+            # Who is gone is not met by all.
+            self._linger(conversation.untold)
+            raise ValueError(fault)
+
+    def _linger(self, missing: Callable[[], list[str]]) -> None:
+        """Handle events until nothing is missing, for the time of lingering at most."""
+        end = time.monotonic() + self.waits.linger
+        self._conversation.flush()
+        while missing() and time.monotonic() < end:
+            self._conversation.turn()
 
     def _tell(self, doing: str) -> None:
         """Write what the site is doing, once a second."""
@@ -434,12 +565,12 @@ class SiteLoop:
         }
         _files.replace(self.folder / "status.json", json.dumps(status).encode(), mode=0o600)
 
-    def _restored(self) -> Stored | None:
-        """The state of the folder; None where there is none yet."""
+    def _restored(self, name: str) -> Stored | None:
+        """A state of the folder; None where there is none."""
         first = self.compute.stored(self.compute.init())
         like, structure = jax.tree.flatten((first.models, first.memory))
         try:
-            header, arrays = _files.unpacked(self.folder / "state")
+            header, arrays = _files.unpacked(self.folder / name)
             leaves = []
             for number, leaf in enumerate(like):
                 leaves.append(arrays[f"leaf_{number}"].view(leaf.dtype).reshape(leaf.shape))
@@ -449,7 +580,7 @@ class SiteLoop:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise MustLeave(
-                f"state is damaged ({_files.brief(error)}); this site must leave"
+                f"{name} is damaged ({_files.brief(error)}); this site must leave"
             ) from None
 
 

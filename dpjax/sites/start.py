@@ -1,13 +1,15 @@
 """A site from its settings: its plan, identity, records, neighbours and folder."""
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import numpy as np
@@ -17,15 +19,17 @@ from dpjax._version import __version__
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
 from dpjax.plans.settings import check_keys
+from dpjax.secagg.primitives import derived
 from dpjax.sites import data as data_
 from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import ChannelLimits
 from dpjax.sites.identity import Identity, Renewal, Roster
+from dpjax.sites.ledger import Ledger
 from dpjax.sites.meeting import Agreement, neighbours_of
 from dpjax.sites.project import SPOILED, Project, budget_fault
 from dpjax.sites.relay import Forwarder
-from dpjax.sites.site import Site, SiteLoop, Waits
-from dpjax.sites.store import shared_secret
+from dpjax.sites.site import SUCCESSOR, Site, SiteLoop, Waits
+from dpjax.sites.store import Folder, shared_secret
 from dpjax.sites.sum_site import SumSite
 
 __all__ = ["site"]
@@ -37,7 +41,7 @@ _Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]
 _KEYS = frozenset(
     ("name", "plan", "certificate", "key", "authority", "folder", "listen", "secret", "departed")
     + ("neighbours", "data", "held_out", "waits", "limits", "renewals", "home", "certificates")
-    + ("seed", "average_rounds", "relays", "spoiled")
+    + ("seed", "average_rounds", "relays", "spoiled", "ledger")
 )
 _SECTIONS = {
     section: frozenset(field.name for field in dataclasses.fields(kind))
@@ -86,9 +90,9 @@ def site(
         settings: ``site.toml``, or its values: name, certificate, key, authority, folder,
             neighbours (name = "host:port"); where they apply listen ("host:port"), relays (name =
             "host:port") in place of both, secret (the file of a group's), held_out (the share that
-            measures), departed (names), renewals (files), waits (late, linger) and limits. Beside a
-            plan, certificates (files of all sites, in the order of its agents), seed,
-            average_rounds and spoiled.
+            measures), departed (names), renewals (files), ledger (a folder, beside the run's unless
+            it is named), waits (late, linger, gone) and limits. Beside a plan, certificates (files
+            of all sites, in the order of its agents), seed, average_rounds and spoiled.
         insecure_loopback: Run without TLS, on one machine.
 
     Returns:
@@ -129,10 +133,7 @@ def site(
     if "renewals" in values:
         project = _renewed(project, [home / path for path in values["renewals"]])
     files = {name: home / values[name] for name in ("certificate", "key", "authority")}
-
-    def identity() -> Identity:
-        return Identity.load(values["name"], **files)
-
+    identity = functools.partial(Identity.load, values["name"], **files)
     secret = shared_secret(home / values["secret"]) if "secret" in values else None
     site_identity = identity()
     summary = None
@@ -147,24 +148,120 @@ def site(
     limits = {"message_bytes": 4 * size + _HEADROOM, **values.get("limits", {})}
     channel = _channel(project, identity, files, values, ChannelLimits(**limits), insecure_loopback)
     waits = Waits(**values.get("waits", {}))
-    folder = home / values["folder"]
+    folder = phase_folder(home / values["folder"], project.phase)
+    ledger = None
+    if isinstance(project, Project):
+        place = home / values.get("ledger", f"{values['folder']}.ledger")
+        ledger = Ledger(place, project, site_identity.name, channel.insecure)
     kind = SumSite if project.plan.guarantee.sum_only else Site
-    made = kind(
-        project,
-        problem,
-        site_identity,
-        channel,
-        folder,
-        secret=secret,
-        waits=waits,
-        is_own=is_own,
-    )
+    try:
+        if isinstance(project, Project):
+            _end_phase_before(project, site_identity.name, home / values["folder"], secret)
+        made = kind(
+            project,
+            problem,
+            site_identity,
+            channel,
+            folder,
+            secret=secret,
+            waits=waits,
+            ledger=ledger,
+            is_own=is_own,
+        )
+    except BaseException:
+        # Nothing keeps others out of what is not used.
+        channel.close()
+        if ledger is not None:
+            ledger.close()
+        raise
     if summary is not None:
         # Of the site alone, and journals keep what is logged.
         path = folder / "records.txt"
         _files.replace(path, f"{summary}\n".encode(), mode=0o600)
         _log.info("records: %s has their number, and what was clipped", path)
     return made
+
+
+def ledger_lines(path: _files.PathLike, insecure: bool = False) -> list[str]:
+    """Return what each site of a project may spend, has spent and has left, line by line.
+
+    Args:
+        path: ``site.toml``.
+        insecure: Whether links are not encrypted.
+
+    Raises:
+        ValueError: As `site`.
+    """
+    values = settings_of(path)
+    home = Path(values["home"])
+    project = Project.load(home / values["plan"])
+    name = values["name"]
+    place = home / values.get("ledger", f"{values['folder']}.ledger")
+    lines = [f"project {project.root}, phase {project.phase + 1}"]
+    for site, total in project.totals.items():
+        phases = project.phases_of(site)
+        numbers = ", ".join(str(phase.phase + 1) for phase in phases)
+        epsilons = ", ".join(f"{phase.of_site(site).epsilon:.4g}" for phase in phases)
+        left = project.remaining(site).epsilon
+        lines.append(
+            f"{site}: total {total.largest:g}, phases {numbers} with epsilon {epsilons}, "
+            f"left {left:.4g}, at delta {total.delta:g}"
+        )
+    if not project.totals:
+        lines.append("[total] is not in the first plan: no phase may follow, and runs add up")
+    stated = project.of_site(name)
+    if place.is_dir():
+        with contextlib.closing(Ledger(place, project, name, insecure)) as ledger:
+            for plan, nonce in ledger.runs:
+                lines.append(f"charged: plan {plan}, nonce {nonce.hex()[:16]}")
+            if ledger.runs:
+                stated = project.stated(name, [plan for plan, _ in ledger.runs], insecure)
+    lines.append(stated.statement())
+    lines.append(str(stated.protection()))
+    return lines
+
+
+def phase_folder(folder: Path, phase: int) -> Path:
+    """Return the folder of a phase's run: the first one's, or beside it.
+
+    Args:
+        folder: Of the first phase.
+        phase: Number of the phase.
+    """
+    return folder.with_name(f"{folder.name}.{phase}") if phase else folder
+
+
+def _end_phase_before(project: Project, name: str, base: Path, secret: bytes | None) -> None:
+    """End this site's phase before: from now on it signs one plan after it, this one."""
+    if project.before is None:
+        return
+    path = phase_folder(base, project.phase - 1)
+    standing = project.standings.get(name)
+    if not path.is_dir():
+        if standing is None:
+            return
+        raise ValueError(
+            f"folder is {str(path)!r} of the phase before, and there is none; name it under "
+            f"folder, or ask for a plan in which {name} joins"
+        )
+    with contextlib.closing(Folder(path)) as folder:
+        nonce = folder.read("nonce")
+        if secret is not None and nonce is not None:
+            if folder.read("mark") == derived(secret, "mark", nonce):
+                raise ValueError(
+                    "secret is that of the phase before, which who left may have; let the group "
+                    "draw another: dpjax site secret"
+                )
+        signed = folder.read(SUCCESSOR)
+        if signed is None:
+            folder.create(SUCCESSOR, project.digest.encode())
+        elif signed.decode() != project.digest:
+            raise ValueError(
+                f"{name} has signed the plan {signed.decode()} after the phase before, and a site "
+                "signs one; use that plan, or begin a new project"
+            )
+        for kept in ("secret", "exchange"):
+            folder.delete(kept)
 
 
 @dataclass(frozen=True)
@@ -178,11 +275,13 @@ class _Programmed:
         seed: Of the first models and of batches; public.
         average_rounds: How often sites average on after the last round, without noise.
         spoiled: Rounds without a sum after which sites that add up stop.
+        phase: Of a plan without a file, the first.
     """
 
     plan: Plan
     roster: Roster
     model: str
+    phase: ClassVar[int] = 0
     seed: int = 0
     average_rounds: int = 0
     spoiled: int = SPOILED
@@ -323,8 +422,10 @@ def _problem(
         records = data_.Records(np.asarray(x), np.asarray(y), project.schema, {})
     else:
         records = data_.read(source, project.schema, values.get("home", "."))
+    # Held-out records are the same in all phases.
+    first = project.phases[0]
     held_out = values.get("held_out", 0.2)
-    train, test = data_.split(records, held_out, project.seed)
+    train, test = data_.split(records, held_out, first.seed)
     if project.account == "held_out" and not len(test.y):
         remedy = "give the share that was held out when the model was trained"
         raise _validate.refusal("held_out", held_out, remedy)

@@ -13,9 +13,14 @@ headers       digests and signatures of all messages, one a line
 enrolled      of each site the last keys for a sum that this one has seen
 evidence-S-R  of site S in round R, for which this site stopped
 state         after the last absorbed round
+states/R      after round R: the last few, from which sites may go on without one that left
+leaving       that the operator wants the site to leave in order
+left-S        that site S has left in order, signed
+successor     digest of the one plan after this one that the site signs
 audit.jsonl   what was sent when, each line with the digest of the one before
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -129,6 +134,16 @@ class Folder:
             content: All of it, or what writes it.
         """
         self._write(name, content, os.replace)
+
+    def link(self, name: str, other: str) -> None:
+        """Give a file that there may be a second name, which may not last.
+
+        Args:
+            name: Relative to the folder.
+            other: Likewise.
+        """
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            os.link(self.path / name, self.path / other)
 
     def lines(self, name: str) -> list[bytes]:
         """The lines of a file that `append` writes, without one that a kill cut off.

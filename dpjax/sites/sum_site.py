@@ -66,6 +66,7 @@ class SumMeeting(Meeting):
             folder,
             limits=limits,
             spoiled=agreement.spoiled,
+            phase=agreement.phase,
             say=self._say,
         )
 
@@ -94,7 +95,8 @@ class SumMeeting(Meeting):
 
     def behind(self) -> list[str]:
         """Who has not said that it is in the round that this site is in."""
-        return [name for name in self.neighbours if self.sums.places.get(name, 0) < self.round]
+        stay = self.neighbours.keys() - self.departed
+        return [name for name in sorted(stay) if self.sums.places.get(name, 0) < self.round]
 
     def unmet(self) -> list[str]:
         """Nobody: sums that are signed may come from any one site."""
@@ -103,13 +105,17 @@ class SumMeeting(Meeting):
     def unknown(self) -> list[str]:
         """With whom no session was opened yet, while too few are here for a sum of this round."""
         absent = super().unmet()
-        spare = len(self.neighbours) + 1 - self.sums.terms.minimum
-        is_wanted = self.sums.is_wanted and len(absent) > spare
+        is_wanted = self.sums.is_wanted and len(absent) > self.spare
         return absent if is_wanted else []
 
     def welcome(self, peer: Neighbour) -> None:
         """Say to a new session where this site is."""
         self.sums.came(peer.name)
+
+    @property
+    def spare(self) -> int:
+        """Who is away is missing from sums, as long as there are enough."""
+        return len(self.neighbours) + 1 - self.sums.terms.minimum
 
     def parted(self, peer: Neighbour) -> None:
         """Wait no longer for a site."""

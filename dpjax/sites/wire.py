@@ -6,6 +6,7 @@ RoundMessage  the one message of a round, signed
 Receipt       that a message is absorbed: what came of it is on the receiver's disk
 Headers       who sent which digest in which round, signed by the senders; handed on
 Refusal       why something was refused
+Leave         that a site takes part no more, signed; handed on
 
 Of sums among peers (`dpjax.sites.peers`):
 
@@ -80,12 +81,14 @@ class Greeting(NamedTuple):
         run: The run that it is in; empty before all presences are there.
         shown: The header of the last message of the other end that it has, or nothing.
         keys: The last keys for a sum that it has seen of the other end, or nothing.
+        charges: Presences of the other end in other runs of the project that it has.
     """
 
     presence: Presence
     run: bytes
     shown: tuple[Header, ...]
     keys: "tuple[Word, ...]" = ()
+    charges: tuple[Presence, ...] = ()
 
 
 class Presences(NamedTuple):
@@ -133,6 +136,43 @@ class Refusal(NamedTuple):
     """Why a message was refused."""
 
     reason: str
+
+
+class Leave(NamedTuple):
+    """That a site takes part in no round from this one on.
+
+    Attributes:
+        name: The site.
+        round: Rounds of the phase that it did.
+        signature: Of the site, over `leave_content`.
+    """
+
+    name: str
+    round: int
+    signature: bytes
+
+
+class Standing(NamedTuple):
+    """How far a site came in a phase: where the phase after it may begin.
+
+    Attributes:
+        name: The site.
+        plan: Digest of the phase's plan.
+        run: Its name.
+        rounds: Pairs of a number of rounds done, and the digest of the models after them.
+        signature: Of the site, over `content`.
+    """
+
+    name: str
+    plan: str
+    run: bytes
+    rounds: tuple[tuple[int, bytes], ...]
+    signature: bytes
+
+    @property
+    def content(self) -> bytes:
+        """What is signed."""
+        return _packed([self.name, self.plan, self.run, [list(pair) for pair in self.rounds]])
 
 
 class Word(NamedTuple):
@@ -223,7 +263,7 @@ class At(NamedTuple):
 
 Frame: TypeAlias = (
     Greeting | Presences | RoundMessage | Receipt | Headers | Refusal
-    | Word | Enrolment | Opened | Void | Voided | Failed | At
+    | Word | Enrolment | Opened | Void | Voided | Failed | At | Leave | Standing
 )  # fmt: skip
 FrameT = TypeVar("FrameT", bound=Frame)
 _KINDS: tuple[type, ...] = get_args(Frame)
@@ -271,6 +311,17 @@ def message_content(run: bytes, plan: str, header: Header) -> bytes:
         header: Its signature is not read.
     """
     return _packed([run, plan, header.round, header.digest])
+
+
+def leave_content(run: bytes, phase: int, round: int) -> bytes:
+    """What a site signs that leaves.
+
+    Args:
+        run: 32 bytes.
+        phase: Number of the plan among those of a project.
+        round: Rounds that it did.
+    """
+    return _packed([run, phase, round])
 
 
 def word_content(run: bytes, phase: int, aggregator: str, word: Word) -> bytes:

@@ -502,7 +502,7 @@ def reversed_names(content: dict[str, Any]) -> None:
         (lambda content: content["roster"].pop("lyon"), "roster|lyon"),
         (lambda content: content["roster"].update(lyon="AAAA"), "key of lyon"),
         (lambda content: content["roster"].update(Lyon=content["roster"]["lyon"]), "Lyon"),
-        (lambda content: content.update(protocol=2), "its protocol is not 1"),
+        (lambda content: content.update(protocol=3), "its protocol is not 2"),
         (lambda content: content.update(code="print()"), "not that of a plan file"),
         (lambda content: content.pop("package"), "not that of a plan file"),
         (reversed_names, "epsilon|mu"),
@@ -530,7 +530,7 @@ def test_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     written(tmp_path)
     path = tmp_path / "plan.json"
     text = path.read_text()
-    path.write_text(text.replace('"protocol": 1,', '"protocol": 2,\n "protocol": 1,'))
+    path.write_text(text.replace('"protocol": 2,', '"protocol": 3,\n "protocol": 2,'))
     refused(tmp_path, "its content was changed")
 
 
@@ -642,14 +642,14 @@ def test_terms_name_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     sites = written(tmp_path / "a")
     terms = sites.terms()
     wider = written(tmp_path / "b", model={"name": "MLP", "hidden": [5]})
-    assert differing(terms, wider.terms()) == ["plan", "model"]
+    assert differing(terms, wider.terms()) == ["plan", "project", "model"]
     # Equal leaves, another activation.
     relu = written(tmp_path / "c", model={"name": "MLP", "hidden": [4], "activation": "relu"})
-    assert differing(terms, relu.terms()) == ["plan", "model"]
+    assert differing(terms, relu.terms()) == ["plan", "project", "model"]
     folder = tmp_path / "d" / "plan.json"
     older = {"columns": [AGE | {"high": 130}, WARD], "label": LABEL}
     other = project.write(SETTINGS, roster(*NAMES), older, folder)
-    assert differing(terms, other.terms()) == ["plan", "schema"]
+    assert differing(terms, other.terms()) == ["plan", "project", "schema"]
     monkeypatch.setattr(project, "__version__", "9.9")
     monkeypatch.setattr(project, "PROTOCOL", 9)
     assert differing(terms, sites.terms()) == ["package version", "protocol version"]

@@ -52,6 +52,7 @@ class Agreed:
 
     seed = 3
     spoiled = 3
+    phase = 0
     average_rounds = 0
 
     def __init__(self, plan: dp.Plan, identities: Mapping[str, Identity]) -> None:

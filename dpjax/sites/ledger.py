@@ -1,0 +1,206 @@
+"""What a site has spent in a project: a line for each run in which it took part, and the total.
+
+A run is charged whole, before its first message goes out, under the total that the project's first
+plan fixed. The line has the signed presences of all its sites. Each site shows the others, in the
+hello, their own presences in other runs, so that a ledger that was lost or restored learns what it
+lacks before anything is sent.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from dpjax import _files
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.sites import wire
+from dpjax.sites.identity import Refused, Roster
+from dpjax.sites.store import Folder, MustLeave
+
+__all__ = ["Ledger"]
+
+_FILE = "charges"
+_MOST_SHOWN = 32
+"""Runs of another site that a hello shows."""
+PLAN_ITEM = "plan"
+"""The item of a presence's terms that has the digest of its plan."""
+PROJECT_ITEM = "project"
+"""The item of a presence's terms that has the digest of the project's first plan."""
+
+
+class Costs(Protocol):
+    """What runs cost, as `dpjax.sites.project.Project` knows it."""
+
+    @property
+    def digest(self) -> str:
+        """Of the plan of this phase."""
+
+    @property
+    def root(self) -> str:
+        """Digest of the project's first plan."""
+
+    @property
+    def roster(self) -> Roster:
+        """Names and public keys."""
+
+    def stated(self, name: str, runs: Sequence[str], insecure: bool) -> Guarantee:
+        """What a site's runs guarantee together; refused where they pass its total."""
+
+
+class Ledger:
+    """The runs of a project that a site has charged, on disk.
+
+    Guarantee: a run of a site is charged before its first message, once, and whole; and what all
+    charged runs spend together is within the site's total, or nothing is sent. A site that lost
+    the ledger learns of a run from any other site of it that kept its own. The ledger is of one
+    project: runs of other projects on the same records add up to it, and so do those of several
+    sites that have records of one person.
+
+    Args:
+        path: A folder of the ledger alone; made where there is none.
+        costs: The project.
+        name: The site's.
+        insecure: Whether links are not encrypted.
+
+    Raises:
+        MustLeave: For a ledger that is damaged.
+        ValueError: For one of another project, and where another process has it.
+
+    Example:
+        >>> from dpjax.sites.ledger import Ledger
+        >>> Ledger.__name__
+        'Ledger'
+    """
+
+    def __init__(
+        self, path: _files.PathLike, costs: Costs, name: str, insecure: bool = False
+    ) -> None:
+        self._insecure = insecure
+        self._nonce = b""
+        self._folder = Folder(path)
+        self._costs = costs
+        self.name = name
+        # By plan and nonce, the presences of all sites of the run, or this one's alone.
+        self._runs: dict[tuple[str, bytes], tuple[wire.Presence, ...]] = {}
+        for line in self._folder.lines(_FILE):
+            presences = _presences_of(line)
+            if presences is None:
+                raise MustLeave(
+                    f"{self._folder.path / _FILE} is damaged; restore it from a backup, or delete "
+                    "it: other sites show what it had"
+                )
+            self._note(presences)
+
+    @property
+    def runs(self) -> list[tuple[str, bytes]]:
+        """Digests of plans, and the nonce of the site in each of its runs."""
+        return list(self._runs)
+
+    def guarantee(self, nonce: bytes) -> Guarantee:
+        """What all charged runs and this phase's guarantee together.
+
+        Args:
+            nonce: Of the site in the run of this phase, which may be charged already.
+
+        Raises:
+            ValueError: Where they pass the site's total.
+        """
+        self._nonce = nonce
+        return self._stated({*self._runs, (self._costs.digest, nonce)})
+
+    def _stated(self, places: Collection[tuple[str, bytes]]) -> Guarantee:
+        return self._costs.stated(self.name, [plan for plan, _ in places], self._insecure)
+
+    def charge(self, presences: Mapping[str, wire.Presence]) -> None:
+        """Charge a run that has begun, unless it is charged.
+
+        Args:
+            presences: Of all its sites, by name.
+
+        Raises:
+            ValueError: Where it passes the site's total.
+        """
+        mine = presences[self.name]
+        self.guarantee(mine.nonce)
+        if self._place(mine) not in self._runs:
+            others = [presence for name, presence in presences.items() if name != self.name]
+            self._add((mine, *others))
+
+    def shown(self, peer: str) -> tuple[wire.Presence, ...]:
+        """The presences of another site in runs that are charged here, for the hello.
+
+        Args:
+            peer: The site.
+        """
+        found = [one for run in self._runs.values() for one in run if one.name == peer]
+        return tuple(found[-_MOST_SHOWN:])
+
+    def take(self, peer: str, presences: Sequence[wire.Presence]) -> None:
+        """Charge what another site shows of this one, and this ledger lacks.
+
+        Args:
+            peer: Who shows it.
+            presences: Signed by this site.
+
+        Raises:
+            Refused: For what this site did not sign in this project.
+            MustLeave: Where the total does not hold it, or its cost is not known.
+        """
+        for presence in presences[-_MOST_SHOWN:]:
+            terms = dict(presence.terms)
+            if presence.name != self.name or terms.get(PROJECT_ITEM) != self._costs.root:
+                raise Refused(f"{peer} shows a run of {presence.name!r}, or of another project")
+            wire.check_presence(presence, self._costs.roster)
+            place = self._place(presence)
+            # The run of this phase is charged when it begins here.
+            if place in self._runs or place == (self._costs.digest, self._nonce):
+                continue
+            self._add((presence,))
+            try:
+                self.guarantee(self._nonce)
+            except ValueError as error:
+                raise MustLeave(
+                    f"{peer} shows a run of {self.name} that its ledger lacked: {error}"
+                ) from None
+
+    def close(self) -> None:
+        """Let other processes have it."""
+        self._folder.close()
+
+    def _place(self, presence: wire.Presence) -> tuple[str, bytes]:
+        return dict(presence.terms).get(PLAN_ITEM, ""), presence.nonce
+
+    def _note(self, presences: tuple[wire.Presence, ...]) -> None:
+        mine = presences[0]
+        if mine.name != self.name or dict(mine.terms).get(PROJECT_ITEM) != self._costs.root:
+            raise ValueError(
+                f"ledger is {str(self._folder.path)!r}, of {mine.name} in another project; name "
+                "another: ledger = FOLDER in site.toml"
+            )
+        self._runs[self._place(mine)] = presences
+
+    def _add(self, presences: tuple[wire.Presence, ...]) -> None:
+        self._folder.append(_FILE, _line_of(presences))
+        self._note(presences)
+
+
+def _line_of(presences: tuple[wire.Presence, ...]) -> bytes:
+    """A run as a line of the ledger, with its digest: a line is whole, or refused."""
+    encoded = wire.encoded(wire.Presences(presences))
+    content = {"digest": hashlib.sha256(encoded).hexdigest()}
+    return json.dumps({**content, "presences": base64.b64encode(encoded).decode()}).encode()
+
+
+def _presences_of(line: bytes) -> tuple[wire.Presence, ...] | None:
+    try:
+        content = json.loads(line)
+        encoded = base64.b64decode(content["presences"], validate=True)
+        if hashlib.sha256(encoded).hexdigest() != content["digest"]:
+            return None
+        frame = wire.decoded(encoded)
+    except (ValueError, KeyError, TypeError, Refused):
+        return None
+    if not isinstance(frame, wire.Presences) or not frame.presences:
+        return None
+    return frame.presences

@@ -1,0 +1,630 @@
+"""Phases of a project: who leaves, who joins, what goes on, and what each site may spend."""
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks._local_sites import LocalChannel, Network
+from dpjax import _files
+from dpjax.accounting import budget
+from dpjax.plans.protect import Budget
+from dpjax.sites import project, start, wire
+from dpjax.sites.compute import SumRounds
+from dpjax.sites.identity import Identity, Refused, Roster
+from dpjax.sites.ledger import Ledger
+from dpjax.sites.noise import SiteNoise
+from dpjax.sites.project import Project, follow
+from dpjax.sites.site import SiteLoop
+from dpjax.sites.store import MustLeave
+from tests.sites import sum_world
+from tests.sites.test_project import SCHEMA, resealed
+
+GOSSIP: dict[str, Any] = {
+    "rounds": 6,
+    "seed": 3,
+    "model": {"name": "MLP", "hidden": [4]},
+    "protect": {"relation": "zero_out_record", "clip_norm": 1.0},
+    "budget": {"epsilon": 2.0, "delta": 1e-4},
+    "total": {"epsilon": 3.0},
+    "noise": [{"name": "Independent"}],
+    "sampler": {"name": "Random", "batch_size": 4},
+    "optimizer": {"name": "Sgd", "step_size": 0.1},
+}
+SUMS = GOSSIP | {
+    "noise": [{"name": "Discrete", "dropouts": 1, "colluders": 1}],
+    "protect": GOSSIP["protect"] | {"attacker": "aggregator"},
+    "budget": {"epsilon": 2.0, "delta": 1e-4, "accountant": "zcdp"},
+}
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of keys and certificates of seven sites."""
+    folder = tmp_path_factory.mktemp("keys")
+    sum_world.identities(folder, 7)
+    return folder
+
+
+class Sites:
+    """Sites in threads, with files as their operators have them, and sessions over queues."""
+
+    def __init__(self, folder: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.keys = keys
+        self.network = Network()
+        self.threads: dict[str, threading.Thread] = {}
+        self.results: dict[str, object] = {}
+        self.members: dict[str, SiteLoop] = {}
+        self.waits = {"late": 5.0, "linger": 5.0, "enrol": 10.0, "stage": 10.0}
+        monkeypatch.setattr(start, "_channel", self._channel)
+
+    def _channel(self, agreement: Any, identity: Any, files: Any, values: Any, *rest: Any) -> Any:
+        peers = set(start._addresses(agreement, values["name"], values))
+        return LocalChannel(self.network, values["name"], peers)
+
+    def name(self, number: int) -> str:
+        return f"site-{number:02d}"
+
+    def certificate(self, number: int) -> Path:
+        return self.keys / "authority" / f"{self.name(number)}.pem"
+
+    def identity(self, number: int) -> Identity:
+        name = self.name(number)
+        files = {"key": self.keys / f"{name}.key", "certificate": self.certificate(number)}
+        return Identity.load(name, authority=self.keys / "authority/authority_root.pem", **files)
+
+    def write(self, count: int, settings: dict[str, Any], file: str = "plan.json") -> Project:
+        roster = Roster.of_certificates(map(self.certificate, range(count)))
+        if settings["noise"][0]["name"] != "Discrete":
+            names = list(roster)
+            pairs = zip(names, [*names[1:], names[0]], strict=True)
+            settings = settings | {"network": {"edges": [list(pair) for pair in pairs]}}
+        return project.write(settings, roster, SCHEMA, self.folder / file)
+
+    def site(self, name: str, plan: str = "plan.json", **changes: Any) -> SiteLoop:
+        rng = np.random.default_rng([*name.encode()])
+        x = rng.uniform(-1, 1, (30, 3)).astype(np.float32)
+        y = rng.integers(0, 3, 30).astype(np.int32)
+        values = {
+            "name": name,
+            "certificate": self.keys / "authority" / f"{name}.pem",
+            "key": self.keys / f"{name}.key",
+            "authority": self.keys / "authority/authority_root.pem",
+            "folder": str(self.folder / name / "run"),
+            "home": str(self.folder),
+            "waits": self.waits,
+        }
+        (self.folder / name).mkdir(exist_ok=True)
+        return start.site(plan, lambda: (x, y), values | changes)
+
+    def start(self, *names: str, plan: str = "plan.json", rounds: int = 1000, **rest: Any) -> None:
+        """Lives of sites, which end after so many rounds."""
+        for name in names:
+            self.members[name] = self.site(name, plan, **rest)
+
+        def live(site: SiteLoop) -> None:
+            try:
+                for progress in site.rounds():
+                    if progress.round == rounds:
+                        break
+                self.results[site.name] = jax.device_get(site.compute.released(site._state))
+            except BaseException as error:
+                self.results[site.name] = error
+            finally:
+                site.close()
+
+        for name in names:
+            self.results.pop(name, None)
+            thread = threading.Thread(target=live, args=(self.members[name],), daemon=True)
+            self.threads[name] = thread
+            thread.start()
+
+    def finished(self, *names: str) -> dict[str, Any]:
+        for name in names:
+            self.threads[name].join(60)
+            assert not self.threads[name].is_alive(), f"{name} hangs"
+        return {name: self.results[name] for name in names}
+
+    def models(self, *names: str) -> list[np.ndarray]:
+        models = []
+        for name, result in self.finished(*names).items():
+            if isinstance(result, BaseException):
+                raise AssertionError(name) from result
+            models.append(np.concatenate([leaf[0].ravel() for leaf in jax.tree.leaves(result)]))
+        return models
+
+    def standings(self, *names: str, plan: str = "plan.json", tag: str = "") -> list[Path]:
+        paths = []
+        for name in names:
+            member = self.site(name, plan)
+            path = self.folder / f"{name}{tag}.standing"
+            member.standing(path)
+            member.close()
+            paths.append(path)
+        return paths
+
+    def wait(self, reached: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not reached():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        for member in self.members.values():
+            member._conversation.doubt = member._conversation.doubt or "the test is over"
+            member._last = max(member._last, 1000)
+        for thread in self.threads.values():
+            thread.join(30)
+
+
+@pytest.fixture
+def sites(tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sites]:
+    made = Sites(tmp_path, keys, monkeypatch)
+    yield made
+    made.stop()
+
+
+def names_of(count: int) -> list[str]:
+    return [f"site-{number:02d}" for number in range(count)]
+
+
+# A site leaves.
+
+
+@pytest.mark.mutant
+def test_a_site_leaves_in_order_and_others_go_on(sites: Sites) -> None:
+    sites.write(4, GOSSIP)
+    names = names_of(4)
+    gone = names[1]
+    stay = [names[0], *names[2:]]
+    sites.start(*names, rounds=2)
+    sites.finished(*names)
+    (sites.folder / gone / "run/leaving").write_bytes(b"")
+    sites.start(*names)
+    results = sites.finished(*names)
+    # The one that leaves ends without an error; the others by one line that names it.
+    assert not isinstance(results[gone], BaseException)
+    assert sites.members[gone].has_left
+    for name in stay:
+        assert isinstance(results[name], ValueError), name
+        assert f"{gone} left in order, after 2 rounds" in str(results[name])
+        assert "dpjax site standing" in str(results[name])
+    # It stays away; the others hear of it again from their folders.
+    with pytest.raises(ValueError, match="has left in order"):
+        sites.site(gone)
+    sites.start(stay[0])
+    assert "left in order" in str(sites.finished(stay[0])[stay[0]])
+    files = sites.standings(*stay)
+    edges = [[stay[0], stay[1]], [stay[1], stay[2]]]
+    second = follow(
+        sites.folder / "plan.json",
+        files,
+        sites.folder / "plan-2.json",
+        changes={"network": {"edges": edges}},
+    )
+    assert second.names == tuple(stay) and second.phase == 1 and second.round == 2
+    assert second.plan.config.rounds == 4 and second.seed == 4
+    # The first models are the mean of those after the last common round.
+    states = [np.load(file) for file in files]
+    leaf = np.mean([state["2/0"][0] for state in states], axis=0)
+    np.testing.assert_allclose(jax.tree.leaves(second.start)[0], leaf, atol=1e-7)
+    sites.start(*stay, plan="plan-2.json")
+    models = sites.models(*stay)
+    assert len({model.tobytes() for model in models}) == 3
+    text = sites.members[stay[0]].guarantee.statement()
+    assert "(epsilon = 3, delta" in text and "2 phases" in text
+    # The old phase has ended for who signed its successor, and its secrets are gone.
+    assert not (sites.folder / stay[0] / "run/secret").exists()
+    with pytest.raises(ValueError, match="of a phase that site-00 has ended"):
+        sites.site(stay[0])
+
+
+def test_who_is_gone_is_named_everywhere(sites: Sites) -> None:
+    """On a ring of five, one has no session with the site that is gone, and blames nobody else."""
+    sites.write(5, GOSSIP)
+    names = names_of(5)
+    sites.waits["gone"] = 1.0
+    sites.start(*names[1:], rounds=1000)
+    sites.start(names[0], rounds=2)
+    results = sites.finished(*names)
+    for name in names[1:]:
+        assert f"{names[0]} is gone" in str(results[name]), results[name]
+        assert "start this site again" in str(results[name])
+    # It is back: nothing of it is on disk.
+    sites.waits["gone"] = 60.0
+    sites.start(*names)
+    sites.models(*names)
+
+
+@pytest.mark.mutant
+def test_words_of_departures_are_checked(sites: Sites) -> None:
+    sites.write(4, GOSSIP)
+    names = names_of(4)
+    sites.start(*names, rounds=1)
+    sites.finished(*names)
+    site = sites.site(names[0])
+    meeting = site._conversation
+    peer = meeting.neighbours[names[1]]
+    content = wire.leave_content(meeting.run, 0, 1)
+    signature = sites.identity(2).sign("leave", content)
+    meeting._take(peer, wire.Leave(names[2], 1, signature))
+    assert "left in order" in str(meeting.ended())
+    for leave, message in (
+        (wire.Leave(names[3], 1, signature), "did not sign"),
+        (wire.Leave(names[2], 2, signature), "did not sign"),
+        (wire.Leave(names[0], 1, b""), "is here"),
+        (wire.Leave("nobody", 1, b""), "no site"),
+    ):
+        with pytest.raises(Refused, match=message):
+            meeting._take(peer, leave)
+    peer.live = True
+    with pytest.raises(Refused, match="is here"):
+        meeting._take(meeting.neighbours[names[3]], wire.Leave(names[1], 1, b""))
+    # Another run's word, and one of this site that its folder lacks.
+    other = sites.identity(3).sign("leave", wire.leave_content(bytes(32), 0, 1))
+    with pytest.raises(Refused, match="did not sign"):
+        meeting._take(peer, wire.Leave(names[3], 1, other))
+    mine = sites.identity(0).sign("leave", content)
+    with pytest.raises(Refused, match="this folder lacks"):
+        meeting._take(peer, wire.Leave(names[0], 1, mine))
+    assert "this folder lacks" in str(meeting.doubt)
+    site.close()
+
+
+def test_sums_go_on_without_a_site_and_one_joins(sites: Sites) -> None:
+    sites.write(6, SUMS)
+    names = names_of(6)
+    gone = names[2]
+    stay = [name for name in names if name != gone]
+    sites.start(gone, rounds=2)
+    sites.start(*stay)
+    first = sites.models(*stay)
+    assert len({model.tobytes() for model in first}) == 1
+    files = sites.standings(*stay)
+    joins = sites.name(6)
+    second = follow(
+        sites.folder / "plan.json",
+        files,
+        sites.folder / "plan-2.json",
+        joining=[sites.certificate(6)],
+        changes={"rounds": 3},
+    )
+    members = [*stay, joins]
+    assert second.names == tuple(members) and second.round == 6
+    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(second.start)])
+    np.testing.assert_allclose(flat, first[0], atol=1e-6)
+    # Who joins has spent nothing, and all are planned for what is left of the others' totals.
+    assert second.plan.config.budget.epsilon < 2.2
+    assert second.remaining(joins).epsilon > second.remaining(names[0]).epsilon
+    for name in members:
+        place = sites.folder / name / "run.1"
+        place.mkdir(parents=True)
+        number = int(name[-2:])
+        (place / "nonce").write_bytes(bytes([number + 1] * 32))
+        (place / "secret").write_bytes(bytes([number + 101] * 32))
+    sites.start(*members, plan="plan-2.json")
+    models = sites.models(*members)
+    assert len({model.tobytes() for model in models}) == 1
+    totals, model = in_one_process(sites, second, members)
+    bits = second.plan.noise.code.bits
+    for round, total in enumerate(totals):
+        content = (sites.folder / joins / f"run.1/sums/{round}").read_bytes()
+        opened = wire.decoded(content)
+        assert opened.survivors == tuple(range(6))
+        values = sum_world.primitives.unpacked_vector(opened.total, len(total), bits)
+        np.testing.assert_array_equal(values, total)
+    np.testing.assert_allclose(models[0], model, atol=1e-6)
+    assert "(epsilon = 3, delta" in sites.members[joins].guarantee.statement()
+
+
+def in_one_process(sites: Sites, plan: Project, names: list[str]) -> tuple[list, np.ndarray]:
+    """The sums and the model of a phase whose vectors are added up by hand."""
+    run = wire.decoded((sites.folder / names[0] / "run.1/run").read_bytes())
+    title = wire.run_of({entry.name: entry for entry in run.presences}, plan.digest)
+    rounds = []
+    for number, name in enumerate(names):
+        member = sites.members[name]
+        computed = SumRounds(plan.plan, problem_of(sites, plan, name), number, seed=plan.seed)
+        secret = bytes([int(name[-2:]) + 101] * 32)
+        computed.begin([SiteNoise(secret, run=title, holder=name, phase=1)])
+        rounds.append(computed)
+        assert member.compute.rounds == computed.rounds
+    states = [site.init() for site in rounds]
+    totals = []
+    for _ in range(rounds[0].rounds):
+        sent = [site.outgoing(state) for site, state in zip(rounds, states, strict=True)]
+        vectors = [s.vector(states[i], sent[i]) for i, s in enumerate(rounds)]
+        total = sum(vectors) % 2 ** rounds[0].code.bits
+        totals.append(total)
+        for i, site in enumerate(rounds):
+            states[i] = site.incoming(states[i], sent[i], total, len(rounds))
+    released = rounds[0].released(states[0])
+    return totals, np.concatenate([leaf[0].ravel() for leaf in jax.tree.leaves(released)])
+
+
+def problem_of(sites: Sites, plan: Project, name: str) -> Any:
+    """A site's problem, read again."""
+    rng = np.random.default_rng([*name.encode()])
+    x = rng.uniform(-1, 1, (30, 3)).astype(np.float32)
+    y = rng.integers(0, 3, 30).astype(np.int32)
+    problem, _ = start._problem(plan, name, lambda: (x, y), {})
+    return problem
+
+
+# The plan of a later phase.
+
+
+@pytest.fixture(scope="module")
+def after_two(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[Sites]:
+    """Five sites of sums after two rounds, with their standings."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = Sites(tmp_path_factory.mktemp("after"), keys, patch)
+        made.write(5, SUMS)
+        made.start(*names_of(5), rounds=2)
+        made.finished(*names_of(5))
+        made.standings(*names_of(5))
+        yield made
+        made.stop()
+
+
+def standing(sites: Sites, *numbers: int) -> list[Path]:
+    return [sites.folder / f"{sites.name(number)}.standing" for number in numbers]
+
+
+def following(sites: Sites, numbers: tuple[int, ...], file: str, **options: Any) -> Project:
+    plan = sites.folder / "plan.json"
+    return follow(plan, standing(sites, *numbers), sites.folder / file, **options)
+
+
+FEWER = {"noise": [{"name": "Discrete", "colluders": 1}]}
+
+
+def test_a_phase_follows_for_a_majority_alone(after_two: Sites) -> None:
+    made = following(after_two, (0, 1, 2), "three.json", changes=FEWER)
+    assert made.names == tuple(names_of(3)) and made.plan.config.rounds == 4
+    with pytest.raises(ValueError, match="2 of 5 sites go on, which is no majority"):
+        following(after_two, (3, 4), "two.json", joining=[after_two.certificate(6)])
+    with pytest.raises(ValueError, match=r"site-01 goes on by its standing; do not join it"):
+        following(after_two, (0, 1, 2), "both.json", joining=[after_two.certificate(1)])
+    with pytest.raises(ValueError, match="give one in the folder of"):
+        plan = after_two.folder / "plan.json"
+        follow(plan, standing(after_two, 0, 1, 2), after_two.folder / "elsewhere/plan-2.json")
+
+
+@pytest.mark.mutant
+def test_standings_are_checked(after_two: Sites, tmp_path: Path) -> None:
+    text, arrays = _files.unpacked(after_two.folder / "site-00.standing")
+    frame = wire.decoded(base64.b64decode(text))
+    identity = after_two.identity(0)
+    plan = after_two.folder / "plan.json"
+
+    def forged(**changes: Any) -> list[Path]:
+        bare = frame._replace(**changes)
+        signed = bare._replace(signature=identity.sign("standing", bare.content))
+        encoded = base64.b64encode(wire.encoded(signed)).decode()
+        path = tmp_path / "forged.standing"
+        path.unlink(missing_ok=True)
+        _files.create(path, _files.packed(encoded, arrays))
+        return [path, *standing(after_two, 1, 2)]
+
+    def refused(files: list[Path], match: str) -> None:
+        with pytest.raises(ValueError, match=match):
+            follow(plan, files, after_two.folder / "forged.json", changes=FEWER)
+        assert not (after_two.folder / "forged.json").exists()
+
+    refused(forged(name="site-04"), "of site-04 is not signed by it")
+    refused(forged(plan="0" * 64), "of another plan")
+    refused(forged(run=bytes(32)), "of several runs")
+    refused(forged(rounds=((1, bytes(32)),)), "other models than it signed")
+    refused(forged(rounds=((7, bytes(32)),)), "no round in common")
+    path = tmp_path / "bare.standing"
+    bare = wire.encoded(frame._replace(signature=b""))
+    _files.create(path, _files.packed(base64.b64encode(bare).decode(), arrays))
+    refused([path, *standing(after_two, 1, 2)], "site-00 is not signed by it")
+
+
+@pytest.mark.mutant
+def test_hostile_authors_of_a_phase_are_refused(after_two: Sites) -> None:
+    made = following(after_two, (0, 1, 2, 3), "four.json", changes=FEWER)
+    folder = after_two.folder
+    path = folder / "four.json"
+    content = path.read_text(encoding="utf-8")
+
+    def refused(change: Callable[[dict[str, Any]], object], match: str) -> None:
+        stored = json.loads(content)
+        del stored["digest"]
+        change(stored)
+        path.write_text(project._sealed(stored), encoding="utf-8")
+        with pytest.raises(ValueError, match=match):
+            Project.load(path)
+
+    def fewer(stored: dict[str, Any]) -> None:
+        stored["after"]["standings"] = stored["after"]["standings"][:2]
+
+    def richer(stored: dict[str, Any]) -> None:
+        stored["settings"]["total"]["epsilon"] = 30.0
+
+    def none(stored: dict[str, Any]) -> None:
+        del stored["settings"]["total"]
+
+    refused(fewer, "no majority")
+    refused(lambda stored: stored["after"].update(plan="0" * 64), "its phase before is the plan")
+    refused(lambda stored: stored["after"].update(file="../plan.json"), "no file beside it")
+    refused(lambda stored: stored["after"].update(file="four.json"), "four.json")
+    refused(lambda stored: stored["after"].update(round=5), "lacks round 5")
+    refused(lambda stored: stored["after"].update(standings=["AAAA"]), "no message|no standing")
+    refused(richer, "and was .*fixed before the first phase")
+    refused(none, r"\[total\] of site-00 is None, and was")
+    other = dict(after_two_roster(after_two, (0, 1, 2)))
+    other["site-03"] = dict(after_two_roster(after_two, (6,)))["site-06"]
+    refused(lambda stored: stored.update(roster=other), "another key than in an earlier phase")
+    path.write_text(content, encoding="utf-8")
+    assert Project.load(path).digest == made.digest
+
+
+def after_two_roster(sites: Sites, numbers: tuple[int, ...]) -> dict[str, str]:
+    pairs = {}
+    for number in numbers:
+        key = sites.identity(number).public_key
+        pairs[sites.name(number)] = base64.b64encode(key).decode()
+    return pairs
+
+
+@pytest.mark.mutant
+def test_a_site_signs_one_plan_after_a_phase(sites: Sites) -> None:
+    sites.write(5, SUMS)
+    names = names_of(5)
+    sites.start(*names, rounds=1)
+    sites.finished(*names)
+    files = sites.standings(*names)
+    plan = sites.folder / "plan.json"
+    follow(plan, files, sites.folder / "first.json")
+    follow(plan, files, sites.folder / "second.json", changes={"rounds": 2})
+    sites.site(names[0], "first.json").close()
+    with pytest.raises(ValueError, match=r"has signed the plan .* and a site signs one"):
+        sites.site(names[0], "second.json")
+    assert not (sites.folder / names[0] / "run/secret").exists()
+    # Whose standing it is has the folder; others join.
+    with pytest.raises(ValueError, match="ask for a plan in which site-01 joins"):
+        sites.site(names[1], "first.json", folder=str(sites.folder / "lost/run"))
+
+
+# What each site may spend.
+
+
+def test_totals_of_sites_add_up_by_hand(after_two: Sites) -> None:
+    """zCDP: rho adds up; the total keeps a hundredth of delta for roundings."""
+    second = following(after_two, (0, 1, 2, 3, 4), "by_hand.json", changes={"rounds": 2})
+    first = second.before
+    assert first is not None
+    spent = [phase.guarantee.loss for phase in (first, second)]
+    total = Budget(3.0, 1e-4, "zcdp")
+    assert sum(loss.failure for loss in spent) <= 0.01 * 1e-4
+    limit = budget.total_fields(total, release=True)["loss"].rho
+    assert sum(loss.rho for loss in spent) <= limit
+    # The second phase takes nearly all that is left.
+    assert sum(loss.rho for loss in spent) > 0.99 * limit
+    stated = second.stated("site-00", [first.digest, second.digest])
+    assert stated.epsilon == 3.0 and len(stated.phases) == 2
+    with pytest.raises(ValueError, match="more than the total's"):
+        second.stated("site-00", [first.digest, first.digest, second.digest])
+    with pytest.raises(ValueError, match="which is no phase before this one"):
+        second.stated("site-00", ["0" * 64])
+    assert second.remaining("site-00").epsilon < 0.05 * 3
+
+
+def test_totals_may_be_unequal(sites: Sites) -> None:
+    """One site has a smaller total: it takes part until that is spent, and is left out then."""
+    totals = {name: 4.0 for name in names_of(4)} | {"site-01": 1.0}
+    settings = GOSSIP | {
+        "total": {"epsilon": totals},
+        "budget": {"epsilon": {**dict.fromkeys(names_of(4), 2.0), "site-01": 1.0}, "delta": 1e-4},
+        "rounds": 2,
+    }
+    sites.write(4, settings)
+    names = names_of(4)
+    sites.start(*names)
+    sites.models(*names)
+    files = sites.standings(*names)
+    plan = sites.folder / "plan.json"
+    with pytest.raises(ValueError, match=r"\[total\] of site-01 is spent"):
+        follow(plan, files, sites.folder / "all.json", changes={"rounds": 2})
+    del files[1]
+    edges = [["site-00", "site-02"], ["site-02", "site-03"]]
+    changes = {"rounds": 2, "network": {"edges": edges}}
+    second = follow(plan, files, sites.folder / "plan-2.json", changes=changes)
+    assert second.names == ("site-00", "site-02", "site-03")
+    # Squares of mu add up.
+    rest = budget.remaining(Budget(4.0, 1e-4), [second.phases[0].of_site("site-00")])
+    assert second.plan.config.budget.largest == pytest.approx(rest.epsilon)
+    with pytest.raises(ValueError, match="site-01: .*more than the total's"):
+        sites.write(4, settings | {"budget": {"epsilon": 1.5, "delta": 1e-4}}, "dear.json")
+    for change, match in (
+        ({"epsilon": {"site-00": 1.0}}, "epsilon of site-01, site-02, site-03 is missing"),
+        ({"epsilon": 3.0, "price": 1}, "price"),
+        ({"epsilon": -1.0}, r"\[total\] epsilon is -1.0"),
+        ({"epsilon": 3.0, "accountant": "magic"}, r"\[total\] accountant"),
+        ({}, "give epsilon"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            sites.write(4, settings | {"total": change}, "wrong.json")
+
+
+@pytest.mark.mutant
+def test_a_plan_that_is_run_again_is_charged_again(sites: Sites) -> None:
+    """With new folders a run is another one, and the ledger knows of the first."""
+    # Two runs of epsilon 2 have 2.8 together.
+    sites.write(5, SUMS | {"total": {"epsilon": 2.5}})
+    names = names_of(5)
+    sites.start(*names, rounds=1)
+    sites.finished(*names)
+    again = str(sites.folder / names[0] / "again")
+    ledger = str(sites.folder / names[0] / "run.ledger")
+    with pytest.raises(ValueError, match="more than the total's"):
+        sites.site(names[0], folder=again, ledger=ledger)
+    # A lost ledger learns of it from others, before anything goes out.
+    site = sites.site(names[0], folder=again)
+    other = sites.site(names[1])
+    hello = other._conversation.greeting(names[0])
+    assert len(wire.decoded(hello).charges) == 1
+    assert site._ledger is not None
+    with pytest.raises(MustLeave, match=r"ledger lacked: .*more than the total's"):
+        site._ledger.take(names[1], wire.decoded(hello).charges)
+    assert len(site._ledger.runs) == 1
+    site.close()
+    other.close()
+
+
+@pytest.mark.mutant
+def test_a_ledger_refuses_what_others_make_up(sites: Sites) -> None:
+    agreed = sites.write(5, SUMS)
+    path = sites.folder / "ledger"
+    ledger = Ledger(path, agreed, "site-00")
+    terms = agreed.terms()
+    other = wire.signed_presence(sites.identity(1), bytes([1] * 32), terms)
+    mine = wire.signed_presence(sites.identity(0), bytes([2] * 32), terms | {"plan": "older"})
+    with pytest.raises(Refused, match="shows a run of 'site-01'"):
+        ledger.take("site-02", (other,))
+    foreign = wire.signed_presence(sites.identity(0), bytes([2] * 32), terms | {"project": "x"})
+    with pytest.raises(Refused, match="of another project"):
+        ledger.take("site-02", (foreign,))
+    with pytest.raises(Refused, match="not signed"):
+        ledger.take("site-02", (mine._replace(nonce=bytes([3] * 32)),))
+    assert ledger.runs == []
+    # Signed by this site, for a plan of this project that nobody here has: its cost is not known.
+    with pytest.raises(MustLeave, match="no phase before this one"):
+        ledger.take("site-02", (mine,))
+    ledger.close()
+    # It lasts: the site does not start again as if nothing had been.
+    again = Ledger(path, agreed, "site-00")
+    assert again.runs == [("older", bytes([2] * 32))]
+    with pytest.raises(ValueError, match="no phase before this one"):
+        again.guarantee(bytes(32))
+    again.close()
+    with pytest.raises(ValueError, match="of site-00 in another project"):
+        Ledger(path, agreed, "site-01")
+    (path / "charges").write_bytes(b"{}\n")
+    with pytest.raises(MustLeave, match="is damaged"):
+        Ledger(path, agreed, "site-00")
+
+
+def test_a_project_without_totals_has_no_later_phase(sites: Sites) -> None:
+    settings = {name: value for name, value in SUMS.items() if name != "total"}
+    agreed = sites.write(5, settings)
+    assert agreed.totals == {} and agreed.stated("site-00", [agreed.digest]).phases == ()
+    names = names_of(5)
+    sites.start(*names, rounds=1)
+    sites.finished(*names)
+    with pytest.raises(ValueError, match=r"\[total\] is missing in the plan before"):
+        follow(sites.folder / "plan.json", sites.standings(*names), sites.folder / "plan-2.json")
+    with pytest.raises(ValueError, match="missing; a first plan fixes it"):
+        agreed.remaining("site-00")
+    resealed(sites.folder)
