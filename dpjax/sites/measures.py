@@ -455,12 +455,15 @@ def split(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return model, {name: value for name, value in arrays.items() if name not in model}
 
 
-def completed(settings: Section, schema: Schema) -> tuple[Section, dict[str, Any]]:
+def completed(
+    settings: Section, schema: Schema, first_seed: int | None = None
+) -> tuple[Section, dict[str, Any]]:
     """Return a measure's settings with all that follows, and the model that it evaluates.
 
     Args:
         settings: As their author writes them; those of training stay as they are.
         schema: Of the records.
+        first_seed: Of a project's first plan, by which its sites hold out records in all phases.
 
     Raises:
         ValueError: For other values than those that follow, and a file of other records.
@@ -480,17 +483,27 @@ def completed(settings: Section, schema: Schema) -> tuple[Section, dict[str, Any
                 raise ValueError(f"[model] file is of another schema, by its {name}; give both")
         arrays = {_EVALUATED + name: stored[name] for name in stored if name.startswith("[")}
         # By another seed other records would be held out, and some of them were trained on.
-        seed = int(stored["seed"] if "seed" in stored else settings.get("seed", 0))
-        if settings.get("seed", seed) != seed:
+        own = settings.get("seed") if first_seed is None else first_seed
+        seed = int(stored["seed"] if "seed" in stored else own or 0)
+        if own not in (None, seed):
             remedy = f"leave it out, or give {seed}, by which that run held out records"
-            raise _validate.refusal("seed", settings["seed"], remedy)
-        settings = {**settings, "seed": seed}
+            raise _validate.refusal("seed", own, remedy)
+        settings = {"seed": seed, **settings}
     settings = {**settings, "model": section}
     protect = settings.get("protect")
     if isinstance(protect, Mapping):
         # All records have a length of at most 1.
         settings["protect"] = {"clip_norm": 1.0, **protect}
     return {**_following(settings), **settings}, arrays
+
+
+def as_phase(changes: Section) -> Section:
+    """Return what a phase has that is a measure; any other one's changes stay as they are.
+
+    Args:
+        changes: Against the phase before.
+    """
+    return {**_following(changes), **changes} if is_measure(changes) else changes
 
 
 def _following(settings: Section) -> dict[str, Any]:

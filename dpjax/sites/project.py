@@ -639,7 +639,8 @@ def follow(
     round = max(common)
     with naming({}, "standings: "):
         _check_standings(found, old, accepted, tuple(roster), round)
-    settings = _following_settings(old, tuple(roster), round, changes or {})
+    changes = measures.as_phase(changes or {})
+    settings = _following_settings(old, tuple(roster), round, changes)
     after = {
         "file": Path(before).name,
         "plan": old.digest,
@@ -651,7 +652,8 @@ def follow(
     meaning = old.columns if schema is None else schema
     if settings["model"] != old.settings["model"] or schema is not None:
         start = []
-    return _written(path, settings, roster, meaning, after=after, start=start)
+    seed = old.phases[0].seed
+    return _written(path, settings, roster, meaning, after=after, start=start, first_seed=seed)
 
 
 def _written(path: Path, *parts: Any, **options: Any) -> Project:
@@ -845,9 +847,10 @@ def _made(
     schema: Section,
     after: Section | None = None,
     start: Sequence[np.ndarray] = (),
+    first_seed: int | None = None,
 ) -> tuple[bytes, dict[str, Any]]:
     """What the two files of a plan hold."""
-    settings, evaluated = measures.completed(settings, Schema.of(schema))
+    settings, evaluated = measures.completed(settings, Schema.of(schema), first_seed)
     settings = json.loads(json.dumps({**_DEFAULTS, **settings}, default=str))
     network = settings.get("network")
     if isinstance(network, dict) and "graph" in network:

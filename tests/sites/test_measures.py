@@ -23,9 +23,10 @@ from dpjax.sites.identity import Authority, Roster, request
 from dpjax.sites.noise import SiteNoise
 from dpjax.sites.project import Project
 from tests.sites.test_hospitals import example
+from tests.sites.test_phases import SUMS, Sites, keys
 from tests.sites.test_project import changed, refused, resealed, roster
 
-__all__ = ["example"]
+__all__ = ["example", "keys"]
 
 NAMES = ("geneva", "lyon", "turin")
 AGE = {"name": "age", "type": "number", "low": 0, "high": 100}
@@ -699,3 +700,49 @@ def test_examples_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     study = _files.toml(root / "evaluation.toml")
     made = project.write(study, roster(*names), schema, tmp_path / "evaluation.json")
     assert made.account == "held_out"
+
+
+@pytest.mark.slow
+def test_measures_are_phases_of_one_ledger(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after training, under the total that the first plan fixed."""
+    sites = Sites(tmp_path, keys, monkeypatch)
+    names = [sites.name(number) for number in range(3)]
+    noise = SETTINGS["noise"]
+    measured = {
+        "model": {"name": "Columns", "most": 30},
+        "protect": SETTINGS["protect"],
+        "budget": SUMS["budget"] | {"epsilon": 1.0},
+        "noise": noise,
+    }
+    total = {"total": {"epsilon": 3.0}, "seed": 3}
+    first = sites.write(3, measured | total)
+    sites.start(*names)
+    sites.models(*names)
+    study = {key: value for key, value in SUMS.items() if key not in ("total", "seed")}
+    budget = SUMS["budget"] | {"epsilon": 1.0}
+    changes = study | {"rounds": 1, "budget": budget, "noise": noise}
+    standings = sites.standings(*names)
+    second = project.follow(
+        tmp_path / "plan.json", standings, tmp_path / "plan-2.json", changes=changes
+    )
+    assert second.measure is None and second.seed != 3
+    sites.start(*names, plan="plan-2.json")
+    sites.models(*names)
+    trained = sites.members[names[0]]
+    trained.save(tmp_path / "model.npz")
+    section = {"name": "Evaluation", "file": str(tmp_path / "model.npz"), "most": 30, "bins": 4}
+    third = project.follow(
+        tmp_path / "plan-2.json",
+        sites.standings(*names, plan="plan-2.json", tag="-2"),
+        tmp_path / "plan-3.json",
+        changes=measured | {"model": {**section, "model": SUMS["model"]}},
+    )
+    assert [phase.account for phase in third.phases] == ["training", "training", "held_out"]
+    assert third.phases[0].digest == first.digest
+    sites.start(*names, plan="plan-3.json")
+    results = sites.models(*names)
+    assert all(len(result) == 8 for result in results)
+    statement = third.stated(names[0], [phase.digest for phase in third.phases])
+    assert 1 < statement.epsilon <= 3.0
