@@ -75,11 +75,11 @@ class Measure:
 
     Attributes:
         schema: Of the records.
-        most: Records of a site, at most: public.
+        limit: Records of a site, at most: public.
     """
 
     schema: Schema
-    most: int
+    limit: int
 
     account: ClassVar[str] = "training"
     """Which of a site's records it reads."""
@@ -91,7 +91,7 @@ class Measure:
     def __post_init__(self) -> None:
         """Refuse what is no number."""
         remedy = f"give a public bound of a site's records, from 1 to {_MOST}"
-        _validate.integer("[model] most", self.most, maximum=_MOST, remedy=remedy)
+        _validate.integer("[model] most", self.limit, maximum=_MOST, remedy=remedy)
 
     @property
     def size(self) -> int:
@@ -119,7 +119,7 @@ class Measure:
     @property
     def unit(self) -> float:
         """What phi is multiplied by, since clips lower the norm for the rounding of sums."""
-        return 1 / (1 + self.most * 2.0**-22)
+        return 1 / (1 + self.limit * 2.0**-22)
 
     def problem(self, x: np.ndarray, y: np.ndarray, name: str) -> Problem:
         """The problem whose clipped gradients are phi.
@@ -133,11 +133,11 @@ class Measure:
             ValueError: For more records than the plan takes.
         """
         count = len(y)
-        if count > self.most:
+        if count > self.limit:
             # How many there are is for the site alone.
             raise ValueError(
-                f"[data] file has more records than the {self.most} that the plan takes of a site; "
-                "ask for a plan with a larger [model] most"
+                f"[data] file has more records than the {self.limit} that the plan takes of a "
+                "site; ask for a plan with a larger [model] most"
             )
 
         return Problem(
@@ -382,9 +382,9 @@ class Evaluation(Measure):
         result["model", "of which by noise"] = np.sqrt(2 / np.pi) * lengths.sum() / count
         event = self.schema.classes[1] if self._is_binary else "right"
         for place, middle in enumerate(middles):
-            seen = np.where(total[..., place] > _LEAST * deviation, total[..., place], np.nan)
+            counted = np.where(total[..., place] > _LEAST * deviation, total[..., place], np.nan)
             ends = f"{middle - 0.5 / self.bins:.3g} to {middle + 0.5 / self.bins:.3g}"
-            result[f"probability {ends}", f"share of {event}"] = true[..., place] / seen
+            result[f"probability {ends}", f"share of {event}"] = true[..., place] / counted
         return result
 
 
@@ -419,7 +419,7 @@ def of(
     kind = _KINDS[section["name"]]
     keys = {"name", "most"} | ({"model", "bins"} if kind is Evaluation else set())
     check_keys("[model] ", section, keys)
-    most: Any = section.get("most")
+    limit: Any = section.get("most")
     if kind is Evaluation and parts is None:
         raise ValueError("[model] model is missing; give that of the study that trained it")
     module, shapes, loss = parts or (None, (), "")
@@ -428,9 +428,9 @@ def of(
         name = jax.tree_util.keystr(place)
         value = np.asarray(arrays.get(_EVALUATED + name, ()))
         if value.shape != leaf.shape or value.dtype != leaf.dtype:
-            found = f"{value.dtype}{[*value.shape]}" if value.size else "not there"
+            form = f"{value.dtype}{[*value.shape]}" if value.size else "not there"
             raise ValueError(
-                f"[model] file is of another model: {name} is {found}, and {leaf.dtype}"
+                f"[model] file is of another model: {name} is {form}, and {leaf.dtype}"
                 f"{[*leaf.shape]} in [model] model; give the settings that trained it"
             )
         _validate.finite_array(f"[model] file {name}", value)
@@ -439,10 +439,10 @@ def of(
         others = ", ".join(sorted(arrays.keys() - values.keys()))
         raise ValueError(f"[model] file has also {others}; give the settings that trained it")
     if kind is Columns:
-        return Columns(schema, most)
+        return Columns(schema, limit)
     params = jax.tree.unflatten(jax.tree.structure(shapes), list(values.values()))
     bins = section.get("bins", 20)
-    return Evaluation(schema, most, bins, module, loss, params)
+    return Evaluation(schema, limit, bins, module, loss, params)
 
 
 def split(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -483,11 +483,11 @@ def completed(
                 raise ValueError(f"[model] file is of another schema, by its {name}; give both")
         arrays = {_EVALUATED + name: stored[name] for name in stored if name.startswith("[")}
         # By another seed other records would be held out, and some of them were trained on.
-        own = settings.get("seed") if first_seed is None else first_seed
-        seed = int(stored["seed"] if "seed" in stored else own or 0)
-        if own not in (None, seed):
+        planned = settings.get("seed") if first_seed is None else first_seed
+        seed = int(stored["seed"] if "seed" in stored else planned or 0)
+        if planned not in (None, seed):
             remedy = f"leave it out, or give {seed}, by which that run held out records"
-            raise _validate.refusal("seed", own, remedy)
+            raise _validate.refusal("seed", planned, remedy)
         settings = {"seed": seed, **settings}
     settings = {**settings, "model": section}
     protect = settings.get("protect")

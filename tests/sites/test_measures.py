@@ -137,8 +137,8 @@ def test_no_record_is_longer_than_one(name: str) -> None:
     corners: Any = itertools.product([-1.0, 0.0, 1.0], repeat=2)
     if name == "classes":
         x, y = records_of(2000, 0, extreme=True)
-        more, others = records_of(2000, 1)
-        x = np.concatenate([x, more])
+        uniform, others = records_of(2000, 1)
+        x = np.concatenate([x, uniform])
         y = np.concatenate([y, others])
     elif name == "number":
         x = np.array([[age, smoker] for age, smoker in corners if smoker >= 0])
@@ -234,7 +234,7 @@ def test_statistics_are_the_exact_ones_without_noise(columns: Project) -> None:
     measure = columns.measure
     assert measure is not None
     x, y = records_of(500, 5)
-    found = measure.estimates(phis(measure, x, y).sum(axis=0), 0.0)
+    estimates = measure.estimates(phis(measure, x, y).sum(axis=0), 0.0)
     age = 50 + 50 * x[:, 0].astype(float)
     glucose = 7 + 5 * x[x[:, 2] == 0, 1].astype(float)
     expected = {
@@ -250,7 +250,7 @@ def test_statistics_are_the_exact_ones_without_noise(columns: Project) -> None:
         ("ward is another", "share"): x[:, 5].mean(),
     }
     for key, value in expected.items():
-        assert found[key] == pytest.approx(value, rel=1e-4, abs=1e-4), key
+        assert estimates[key] == pytest.approx(value, rel=1e-4, abs=1e-4), key
 
 
 def test_a_number_is_a_column_also_as_a_label() -> None:
@@ -258,10 +258,10 @@ def test_a_number_is_a_column_also_as_a_label() -> None:
     rng = np.random.default_rng(0)
     x = np.stack([rng.uniform(-1, 1, 100), rng.integers(0, 2, 100)], axis=1).astype(np.float32)
     y = rng.uniform(-1, 1, 100).astype(np.float32)
-    found = measure.estimates(phis(measure, x, y).sum(axis=0), 0.0)
-    assert found["days", "mean"] == pytest.approx(15 + 15 * y.mean(), rel=1e-4)
-    assert found["days", "deviation"] == pytest.approx(15 * y.std(), rel=1e-4)
-    assert found["smoker", "share"] == pytest.approx(x[:, 1].mean(), rel=1e-4)
+    estimates = measure.estimates(phis(measure, x, y).sum(axis=0), 0.0)
+    assert estimates["days", "mean"] == pytest.approx(15 + 15 * y.mean(), rel=1e-4)
+    assert estimates["days", "deviation"] == pytest.approx(15 * y.std(), rel=1e-4)
+    assert estimates["smoker", "share"] == pytest.approx(x[:, 1].mean(), rel=1e-4)
 
 
 @pytest.mark.mutant
@@ -269,22 +269,22 @@ def test_evaluation_is_the_exact_one_of_bins_without_noise(evaluated: Project) -
     measure = evaluated.measure
     assert measure is not None
     x, y = records_of(400, 6)
-    found = measure.estimates(phis(measure, x, y).sum(axis=0), 1e-9)
+    estimates = measure.estimates(phis(measure, x, y).sum(axis=0), 1e-9)
     probability = 1 / (1 + np.exp(-(x.astype(float) @ WEIGHT + 0.25)))
-    assert found["records", "number"] == 400
-    assert found["model", "accuracy"] == pytest.approx(((probability > 0.5) == y).mean())
+    assert estimates["records", "number"] == 400
+    assert estimates["model", "accuracy"] == pytest.approx(((probability > 0.5) == y).mean())
     bins = np.ceil(10 * probability) - 1
     wins = []
     for yes, no in itertools.product(bins[y == 1], bins[y == 0]):
         wins.append((yes > no) + 0.5 * (yes == no))
-    assert found["model", "AUC"] == pytest.approx(np.mean(wins))
+    assert estimates["model", "AUC"] == pytest.approx(np.mean(wins))
     gap = 0.0
     for number in range(10):
         of_bin = bins == number
         gap += abs(y[of_bin].sum() - (number + 0.5) / 10 * of_bin.sum()) / 400
-    assert found["model", "calibration error"] == pytest.approx(gap)
+    assert estimates["model", "calibration error"] == pytest.approx(gap)
     share = y[bins == 7].mean()
-    assert found["probability 0.7 to 0.8", "share of yes"] == pytest.approx(share)
+    assert estimates["probability 0.7 to 0.8", "share of yes"] == pytest.approx(share)
 
 
 def opened(study: Project, sums: np.ndarray) -> dict[str, Any]:
@@ -357,7 +357,7 @@ def test_opened_sums_have_the_stated_noise(columns: Project) -> None:
     code = columns.plan.noise.code
     signs = code.signs(b"public")
     data = [records_of(20 + site, site) for site in range(3)]
-    sums = [sum_of(columns, one) for one in data]
+    sums = [sum_of(columns, pair) for pair in data]
     exact = np.sum(sums, axis=0)
     errors = []
     for run in range(120):
@@ -431,10 +431,10 @@ def test_each_reads_its_own_records(columns: Project, evaluated: Project) -> Non
     expected = {"training": 0, "held_out": 1}
     for study in (columns, evaluated):
         parts = split(records, 0.2, study.seed)
-        own = parts[expected[study.account]]
+        part = parts[expected[study.account]]
         problem, _ = start._problem(study, "lyon", lambda: (x, y), {"held_out": 0.2})
-        np.testing.assert_array_equal(problem.x, own.x)
-        np.testing.assert_array_equal(problem.y, own.y)
+        np.testing.assert_array_equal(problem.x, part.x)
+        np.testing.assert_array_equal(problem.y, part.y)
     assert columns.account == "training" and columns.seed == 0
     # That of the run whose model it is: other records would be held out by another one.
     assert evaluated.account == "held_out" and evaluated.seed == 5
@@ -628,7 +628,7 @@ def test_sites_measure_by_the_command(
         statuses = ended(
             tmp_path,
             plan,
-            lambda name, at=addresses: example.links_of(name, NAMES, edges, at),
+            lambda name, places=addresses: example.links_of(name, NAMES, edges, places),
             authority=authority,
             **certificates,
         )
@@ -691,15 +691,15 @@ def test_examples_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     names = ("bern", "lyon", "nantes", "parma", "siena", "turin")
     schema = _files.toml(root / "schema.toml")
     study = _files.toml(root / "statistics.toml")
-    made = project.write(study, roster(*names), schema, tmp_path / "plan.json")
-    assert made.plan.guarantee.epsilon <= 1
+    study_plan = project.write(study, roster(*names), schema, tmp_path / "plan.json")
+    assert study_plan.plan.guarantee.epsilon <= 1
     ranges = Schema.of(schema).described()
     model = {"['params']['bias']": np.float32(0), "['params']['weight']": np.zeros(10, np.float32)}
     np.savez(tmp_path / "model.npz", **ranges, **model)
     monkeypatch.chdir(tmp_path)
     study = _files.toml(root / "evaluation.toml")
-    made = project.write(study, roster(*names), schema, tmp_path / "evaluation.json")
-    assert made.account == "held_out"
+    study_plan = project.write(study, roster(*names), schema, tmp_path / "evaluation.json")
+    assert study_plan.account == "held_out"
 
 
 @pytest.mark.slow
