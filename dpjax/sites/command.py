@@ -366,13 +366,18 @@ class _Metrics:
 
 def _end(member: "SiteLoop") -> int:
     """Write what the site ends with, and say where it is: journals keep what is printed."""
-    model = member.folder / "model.npz"
-    if not model.exists():
-        member.save(model)
+    from dpjax.sites import measures
+
+    ending = measures.written(member)
+    if not ending:
+        model = member.folder / "model.npz"
+        if not model.exists():
+            member.save(model)
+        ending = f"model {model}"
     print(member.guarantee.statement())
     print(f"kept here: {member.folder}, whose metrics no guarantee covers")
     metrics = member.folder / "metrics.jsonl"
-    print(f"{member.name}: round {member.round}, model {model}, metrics {metrics}")
+    print(f"{member.name}: round {member.round}, {ending}, metrics {metrics}")
     if member.has_left:
         # Nobody waits for it.
         return 0

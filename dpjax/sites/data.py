@@ -259,6 +259,17 @@ class Schema:
         """A record's features in order, with their ranges in an archive; of arrays one for all."""
         return {name: pair for column in self.columns for name, pair in column.features().items()}
 
+    def described(self) -> dict[str, np.ndarray]:
+        """What whoever uses a model needs: features and their ranges [k, 2], the label."""
+        features = self.features
+        return {
+            "features": np.array([*features]),
+            "ranges": np.array([*features.values()]),
+            "label": np.array(self.label.name),
+            "label_range": np.array([self.label.low, self.label.high]),
+            "classes": np.array(self.classes, str),
+        }
+
     @property
     def digest(self) -> str:
         """SHA-256, in hex, of all that the schema says: equal for equal schemas alone."""

@@ -62,10 +62,11 @@ from dpjax.plans.settings import (
 )
 from dpjax.plans.sums import CalibratedCode, Discrete
 from dpjax.protocols import Arrays, Models
-from dpjax.sites import wire
+from dpjax.sites import measures, wire
 from dpjax.sites.data import Schema
 from dpjax.sites.identity import Refused, Renewal, Roster, certificate_of
 from dpjax.sites.ledger import PLAN_ITEM, PROJECT_ITEM
+from dpjax.sites.measures import Measure
 from dpjax.sites.meeting import digest_of
 from dpjax.sites.peers import PeerTerms
 from dpjax.sites.site import group_of
@@ -84,6 +85,20 @@ _AVERAGING = """\
 - Averaging after the last round: {rounds:,} messages of {parameters:,} numbers, made of
   earlier messages alone.
 """
+_TRAINED = (
+    "The model has {parameters:,}. Records reach a message through clipped gradients alone, with "
+    "noise."
+)
+_MEASURED = (
+    "They are sums over its records of a public function, clipped, with noise. A bound of the\n"
+    "  records' number is public, the number is not."
+)
+_LEARNT = "a site has a model of its own, which may be published with the statement"
+_OPENED = "all sites have {}; all this may be published with the statement"
+_KEPT = (
+    "Links are encrypted, with certificates at both ends. At the end {}. For its operator a site "
+    "keeps the audit file, digests of all messages and its metrics."
+)
 _GROUP = """\
 - A group's sites delete all copies of its secret's file after the run.
 """
@@ -157,7 +172,7 @@ class Project:
         schema: What the columns of all sites' records mean.
         plan: Made from the settings and the stored noise, and audited.
         digest: SHA-256, hex, of the content of both files.
-        module: The model.
+        module: The model, or what is measured in its place.
         shapes: Of one model's leaves, a tree.
         loss: Name of the loss, for `dpjax.sites.data.Records.targets`.
         names: The sites, in the plan's order.
@@ -183,7 +198,7 @@ class Project:
     schema: Schema
     plan: Plan
     digest: str
-    module: nn.Module
+    module: nn.Module | Measure
     shapes: Any
     loss: str
     names: tuple[str, ...]
@@ -235,14 +250,18 @@ class Project:
             roster = Roster.from_json(content["roster"])
             target = _target(settings, roster)
             schema = Schema.of(content["schema"])
-            module, shapes, loss = _model(settings["model"], schema)
-            # Three arrays [n, n] at most, a strategy, and the first models of a later phase.
+            # Three arrays [n, n] at most, a strategy; and the first models of a later phase, or one
+            # that is evaluated.
             entries = 4 * target.agents**2 + target.rounds**2
-            entries += 0 if content["after"] is None else _size(shapes)
+            if measures.is_measure(settings):
+                entries = _MOST_ARRAYS
+            elif content["after"] is not None:
+                entries += _size(_trained(settings["model"], schema)[1])
             data = _content(stored, min(2**16 + 8 * entries, _MOST_ARRAYS))
             if _digest(data) != content["arrays"]:
                 raise ValueError(f"its arrays are damaged, or of another plan; {_REMEDY}")
-            stored_arrays = _arrays(data)
+            evaluated, stored_arrays = measures.split(_arrays(data))
+            module, shapes, loss = _model(settings["model"], schema, evaluated)
             of_noise = {k: v for k, v in stored_arrays.items() if not k.startswith(_START)}
             plan = _stored_plan(target, of_noise)
             project = cls(
@@ -396,21 +415,27 @@ class Project:
         return budget_.remaining(self.totals[name], costs)
 
     @property
+    def measure(self) -> Measure | None:
+        """What is measured; None where a model is trained."""
+        return self.module if isinstance(self.module, Measure) else None
+
+    @property
+    def account(self) -> str:
+        """Which of a site's records are read: "training" or "held_out" ones.
+
+        Which are held out follows from their number, the share and the seed: two plans of another
+        seed may read the same records under both names.
+        """
+        return Measure.account if self.measure is None else self.measure.account
+
+    @property
     def spoiled(self) -> int:
         """Rounds without a sum after which sites that add up stop: each is charged."""
         return int(self.settings.get("spoiled", SPOILED))
 
     def described(self) -> dict[str, np.ndarray]:
-        """Return what whoever uses a model needs: features and their ranges [k, 2], the label."""
-        features = self.schema.features
-        label = self.schema.label
-        return {
-            "features": np.array([*features]),
-            "ranges": np.array([*features.values()]),
-            "label": np.array(label.name),
-            "label_range": np.array([label.low, label.high]),
-            "classes": np.array(label.classes, str),
-        }
+        """Return what whoever uses a model needs, and the seed by which records were held out."""
+        return {**self.schema.described(), "seed": np.array(self.phases[0].seed)}
 
     def terms(self) -> dict[str, str]:
         """Return what all sites compare, by item in words: a digest each."""
@@ -467,6 +492,11 @@ class Project:
             sending = _ADDING
             numbers = self.plan.noise.code.padded
         parameters = _size(self.shapes)
+        contents = _TRAINED.format(parameters=parameters)
+        learnt = _LEARNT
+        if self.measure is not None:
+            contents = _MEASURED
+            learnt = _OPENED.format(self.measure.page)
         averaging = ""
         if self.average_rounds:
             averaging = _AVERAGING.format(rounds=self.average_rounds, parameters=parameters)
@@ -479,7 +509,8 @@ class Project:
             project=self,
             sites="\n".join(rows),
             columns="\n".join(columns),
-            parameters=parameters,
+            contents=contents,
+            learnt=textwrap.fill(_KEPT.format(learnt), _WIDTH + 20),
             averaging=averaging,
             sending=sending,
             numbers=numbers,
@@ -608,7 +639,8 @@ def follow(
     round = max(common)
     with naming({}, "standings: "):
         _check_standings(found, old, accepted, tuple(roster), round)
-    settings = _following_settings(old, tuple(roster), round, changes or {})
+    changes = measures.as_phase(changes or {})
+    settings = _following_settings(old, tuple(roster), round, changes)
     after = {
         "file": Path(before).name,
         "plan": old.digest,
@@ -620,7 +652,8 @@ def follow(
     meaning = old.columns if schema is None else schema
     if settings["model"] != old.settings["model"] or schema is not None:
         start = []
-    return _written(path, settings, roster, meaning, after=after, start=start)
+    seed = old.phases[0].seed
+    return _written(path, settings, roster, meaning, after=after, start=start, first_seed=seed)
 
 
 def _written(path: Path, *parts: Any, **options: Any) -> Project:
@@ -814,8 +847,10 @@ def _made(
     schema: Section,
     after: Section | None = None,
     start: Sequence[np.ndarray] = (),
+    first_seed: int | None = None,
 ) -> tuple[bytes, dict[str, Any]]:
     """What the two files of a plan hold."""
+    settings, evaluated = measures.completed(settings, Schema.of(schema), first_seed)
     settings = json.loads(json.dumps({**_DEFAULTS, **settings}, default=str))
     network = settings.get("network")
     if isinstance(network, dict) and "graph" in network:
@@ -825,7 +860,7 @@ def _made(
         network["edges"] = [[names[end] for end in edge] for edge in graph.edges]
     meaning = Schema.of(schema)
     check_sections(settings, ("model", "noise"))
-    module, shapes, loss = _model(settings["model"], meaning)
+    module, shapes, loss = _model(settings["model"], meaning, evaluated)
     settings = {**_with_sums(settings, tuple(roster), _size(shapes))}
     if isinstance(settings.get("total"), dict):
         # All later phases add up as the first one.
@@ -838,7 +873,7 @@ def _made(
     record = np.zeros((1, *meaning.shape), np.float32), np.ones(1, np.int32)
     _problem(settings["model"], module, loss, (record, record), "study")
     file = io.BytesIO()
-    stored = _stored_arrays(target, noise)
+    stored = _stored_arrays(target, noise) | evaluated
     for number, array in enumerate(start):
         stored[f"{_START}{number}"] = array
     np.savez(file, **stored)
@@ -904,6 +939,7 @@ def _target(settings: Section, roster: Roster) -> Target:
     """What the noise is for, by settings; refused where sites cannot run it."""
     names = tuple(roster)
     check_keys("", settings, SECTIONS.keys() | _MOST | {"total"})
+    measures.check(settings)
     check_sections(settings, _REQUIRED)
     for name, most in _MOST.items():
         _validate.integer(name, settings.get(name, 0), minimum=0, maximum=most)
@@ -1046,9 +1082,15 @@ def _stored_plan(target: Target, arrays: Arrays) -> Plan:
 
 
 def _problem(
-    section: Section, module: nn.Module, loss: str, data: tuple[_Records, _Records], name: str
+    section: Section,
+    module: nn.Module | Measure,
+    loss: str,
+    data: tuple[_Records, _Records],
+    name: str,
 ) -> Problem:
     """The problem of one site's training and test records."""
+    if isinstance(module, Measure):
+        return module.problem(*data[module.account == "held_out"], name)
     count = len(data[0][1])
     shards = Partition(np.arange(count)[None], np.array([count]), (name,))
     options = {key: section[key] for key in MODEL_OPTIONS - {"loss"} & section.keys()}
@@ -1056,8 +1098,27 @@ def _problem(
         return supervised(module, loss, *data, shards, name=name, **options)
 
 
-def _model(section: Section, schema: Schema) -> tuple[nn.Module, Any, str]:
-    """The model, the shapes of its leaves, its loss's name; the schema says how many classes."""
+def _model(
+    section: Section, schema: Schema, evaluated: Arrays
+) -> tuple[nn.Module | Measure, Any, str]:
+    """The model, the shapes of its leaves, its loss's name; the schema says how many classes.
+
+    Of a measure the leaf is its sums, and the loss is one that takes labels as records have them.
+    """
+    if section.get("name") in measures.NAMES:
+        parts = None
+        if isinstance(section.get("model"), Mapping):
+            parts = _trained(section["model"], schema)
+        measure = measures.of(section, schema, parts, evaluated)
+        loss = "cross_entropy" if schema.classes else "squared"
+        return measure, jax.ShapeDtypeStruct((measure.size,), "float32"), loss
+    if evaluated:
+        raise ValueError("its arrays have a model that is evaluated, and [model] names none")
+    return _trained(section, schema)
+
+
+def _trained(section: Section, schema: Schema) -> tuple[nn.Module, Any, str]:
+    """As `_model`, of a model that is trained."""
     fields = {key: value for key, value in section.items() if key not in MODEL_OPTIONS}
     kind = MODELS[_validate.one_of("[model] name", fields.pop("name", "MLP"), MODELS)]
     loss = section.get("loss", "cross_entropy")

@@ -424,7 +424,11 @@ def _problem(
         records = data_.read(source, project.schema, values.get("home", "."))
     # Held-out records are the same in all phases.
     first = project.phases[0]
-    train, test = data_.split(records, values.get("held_out", 0.2), first.seed)
+    held_out = values.get("held_out", 0.2)
+    train, test = data_.split(records, held_out, first.seed)
+    if project.account == "held_out" and not len(test.y):
+        remedy = "give the share that was held out when the model was trained"
+        raise _validate.refusal("held_out", held_out, remedy)
     _check_count(project, name, len(train.y), len(test.y))
     # Without held-out records the training records measure; metrics are local all the same.
     test = test if len(test.y) else train

@@ -7,11 +7,13 @@ numbers, and steps by it; a round without a sum changes no model.
 import contextlib
 from collections.abc import Generator
 
+import jax
 import numpy as np
 
 from dpjax.engine.step import Metrics
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
+from dpjax.protocols import Models
 from dpjax.secagg.terms import Limits
 from dpjax.sites import wire
 from dpjax.sites.channel import Channel
@@ -171,6 +173,14 @@ class SumSite(SiteLoop):
 
     compute: SumRounds
     _conversation: SumMeeting
+
+    @property
+    def opened(self) -> tuple[Models, int]:
+        """What may be published, and how many sites the last sum is of; 0 where there was none."""
+        assert self._state is not None
+        outcome = wire.decoded(self._folder.read(f"sums/{self.round - 1}") or b"")
+        present = len(outcome.survivors) if isinstance(outcome, wire.Opened) else 0
+        return jax.device_get(self.compute.released(self._state)), present
 
     def _rounds_of(self, plan: Plan, problem: Problem, number: int) -> SumRounds:
         """The rounds of this site, whose noise is its own."""
