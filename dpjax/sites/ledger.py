@@ -21,6 +21,7 @@ from dpjax.sites.store import Folder, MustLeave
 __all__ = ["Ledger"]
 
 _FILE = "charges"
+_RECORDS = "records"
 _MOST_SHOWN = 32
 """Runs of another site that a hello shows."""
 PLAN_ITEM = "plan"
@@ -44,7 +45,7 @@ class Costs(Protocol):
     def roster(self) -> Roster:
         """Names and public keys."""
 
-    def stated(self, name: str, runs: Sequence[str], insecure: bool) -> Guarantee:
+    def guarantee_of(self, name: str, runs: Sequence[str], insecure: bool) -> Guarantee:
         """What a site's runs guarantee together; refused where they pass its total."""
 
 
@@ -110,7 +111,27 @@ class Ledger:
         return self._stated({*self._runs, (self._costs.digest, nonce)})
 
     def _stated(self, places: Collection[tuple[str, bytes]]) -> Guarantee:
-        return self._costs.stated(self.name, [plan for plan, _ in places], self._insecure)
+        return self._costs.guarantee_of(self.name, [plan for plan, _ in places], self._insecure)
+
+    def bind(self, records: bytes, accounts: Sequence[str]) -> None:
+        """Note which records are held out, which stay so where these have their own account.
+
+        Args:
+            records: Digest of the records, of the share held out, and of the seed that draws it.
+            accounts: Of all phases.
+
+        Raises:
+            ValueError: Where a record that is held out may have been trained on before.
+        """
+        noted = self._folder.read(_RECORDS)
+        if noted is None:
+            self._folder.create(_RECORDS, records)
+        elif noted != records and len(accounts) > 1:
+            raise ValueError(
+                "[data] file or held_out is another than in an earlier phase, so that records may "
+                "be held out which were trained on, and each kind has a total of its own; give "
+                "those of before, or begin a new project"
+            )
 
     def charge(self, presences: Mapping[str, wire.Presence]) -> None:
         """Charge a run that has begun, unless it is charged.

@@ -402,6 +402,15 @@ def is_measure(settings: Section) -> bool:
     return isinstance(section, Mapping) and section.get("name") in NAMES
 
 
+def account(settings: Section) -> str:
+    """Which of a site's records a plan reads: "training" or "held_out" ones.
+
+    Args:
+        settings: Of the plan.
+    """
+    return (_KINDS[settings["model"]["name"]] if is_measure(settings) else Measure).account
+
+
 def of(
     section: Section, schema: Schema, parts: _Parts | None, arrays: Mapping[str, Any]
 ) -> Measure:

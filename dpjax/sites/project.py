@@ -332,20 +332,29 @@ class Project:
         for name in self.totals:
             if name in self.names:
                 with naming({}, f"{name}: "):
-                    self.stated(name, [phase.digest for phase in self.phases_of(name)])
+                    self.guarantee_of(
+                        name, [phase.digest for phase in self.phases_of(name, self.account)]
+                    )
 
     @property
     def phases(self) -> list["Project"]:
         """All phases in their order, this one last."""
         return [*([] if self.before is None else self.before.phases), self]
 
-    def phases_of(self, name: str) -> list["Project"]:
-        """The phases in which a site takes part.
+    def phases_of(self, name: str, account: str) -> list["Project"]:
+        """The phases in which a site takes part with records of one account.
 
         Args:
             name: The site's.
+            account: "training" or "held_out".
         """
-        return [phase for phase in self.phases if name in phase.names]
+        phases = [phase for phase in self.phases if name in phase.names]
+        return [phase for phase in phases if phase.account == account]
+
+    @property
+    def accounts(self) -> list[str]:
+        """Which records phases read, each a part of a site's: no record is in two of them."""
+        return sorted({phase.account for phase in self.phases})
 
     @property
     def phase(self) -> int:
@@ -372,8 +381,10 @@ class Project:
         others = [number for number, other in enumerate(self.names) if other != name]
         return self.guarantee.survivors(others)
 
-    def stated(self, name: str, runs: Sequence[str], insecure: bool = False) -> Guarantee:
+    def guarantee_of(self, name: str, runs: Sequence[str], insecure: bool = False) -> Guarantee:
         """What some runs guarantee a site together: its total, where there is one.
+
+        Runs that read other records than this phase add nothing to what it states.
 
         Args:
             name: The site's.
@@ -391,7 +402,9 @@ class Project:
                     f"there is a run of the plan {digest}, which is no phase before this one, so "
                     "that its cost is not known; name a plan that follows from it"
                 )
-            costs.append(known[digest].of_site(name).replace(insecure=insecure))
+            phase = known[digest]
+            if phase.account == self.account:
+                costs.append(phase.of_site(name).replace(insecure=insecure))
         total = self.totals.get(name)
         if total is None:
             return self.of_site(name).replace(insecure=insecure)
@@ -400,18 +413,19 @@ class Project:
             stated = stated.followed_by(cost, planned=False)
         return stated
 
-    def remaining(self, name: str) -> budget_.Remaining:
+    def remaining(self, name: str, account: str = "training") -> budget_.Remaining:
         """What all phases so far leave of a site's total for later ones.
 
         Args:
             name: The site's.
+            account: Of whose records.
 
         Raises:
             ValueError: Where it has no total.
         """
         if name not in self.totals:
             raise ValueError(f"[total] of {name} is missing; a first plan fixes it")
-        costs = [phase.of_site(name) for phase in self.phases_of(name)]
+        costs = [phase.of_site(name) for phase in self.phases_of(name, account)]
         return budget_.remaining(self.totals[name], costs)
 
     @property
@@ -697,12 +711,13 @@ def _following_settings(
     if not old.totals:
         raise ValueError("[total] is missing in the plan before: begin a new project")
     epsilons = {}
+    account = measures.account(settings)
     totals = _totals(settings, names)
     for name in names:
         # Who joins has spent nothing.
         epsilons[name] = totals[name].largest
         if name in old.totals:
-            epsilons[name] = float(np.max(old.remaining(name).epsilon))
+            epsilons[name] = float(np.max(old.remaining(name, account).epsilon))
     spent = [name for name in names if epsilons[name] < _LEAST_LEFT * totals[name].largest]
     if spent:
         raise ValueError(

@@ -136,12 +136,12 @@ def site(
     identity = functools.partial(Identity.load, values["name"], **files)
     secret = shared_secret(home / values["secret"]) if "secret" in values else None
     site_identity = identity()
-    summary = None
+    summary = records = None
     is_own = isinstance(data, Problem)
     if isinstance(data, Problem):
         problem = data
     else:
-        problem, summary = _problem(project, site_identity.name, data, values)
+        problem, summary, records = _problem(project, site_identity.name, data, values)
     leaves = jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     # A message of tracking has two models; a group of headers is small beside the headroom.
@@ -153,6 +153,8 @@ def site(
     if isinstance(project, Project):
         place = home / values.get("ledger", f"{values['folder']}.ledger")
         ledger = Ledger(place, project, site_identity.name, channel.insecure)
+        if records is not None:
+            ledger.bind(records, project.accounts)
     kind = SumSite if project.plan.guarantee.sum_only else Site
     try:
         if isinstance(project, Project):
@@ -198,15 +200,17 @@ def ledger_lines(path: _files.PathLike, insecure: bool = False) -> list[str]:
     name = values["name"]
     place = home / values.get("ledger", f"{values['folder']}.ledger")
     lines = [f"project {project.root}, phase {project.phase + 1}"]
-    for site, total in project.totals.items():
-        phases = project.phases_of(site)
-        numbers = ", ".join(str(phase.phase + 1) for phase in phases)
-        epsilons = ", ".join(f"{phase.of_site(site).epsilon:.4g}" for phase in phases)
-        left = project.remaining(site).epsilon
-        lines.append(
-            f"{site}: total {total.largest:g}, phases {numbers} with epsilon {epsilons}, "
-            f"left {left:.4g}, at delta {total.delta:g}"
-        )
+    for account in project.accounts:
+        records = "records to train on" if account == "training" else "records held out"
+        for site, total in project.totals.items():
+            phases = project.phases_of(site, account)
+            numbers = ", ".join(str(phase.phase + 1) for phase in phases) or "none"
+            epsilons = ", ".join(f"{phase.of_site(site).epsilon:.4g}" for phase in phases) or "0"
+            left = project.remaining(site, account).epsilon
+            lines.append(
+                f"{site}, {records}: total {total.largest:g}, phases {numbers} with epsilon "
+                f"{epsilons}, left {left:.4g}, at delta {total.delta:g}"
+            )
     if not project.totals:
         lines.append("[total] is not in the first plan: no phase may follow, and runs add up")
     stated = project.of_site(name)
@@ -215,7 +219,7 @@ def ledger_lines(path: _files.PathLike, insecure: bool = False) -> list[str]:
             for plan, nonce in ledger.runs:
                 lines.append(f"charged: plan {plan}, nonce {nonce.hex()[:16]}")
             if ledger.runs:
-                stated = project.stated(name, [plan for plan, _ in ledger.runs], insecure)
+                stated = project.guarantee_of(name, [plan for plan, _ in ledger.runs], insecure)
     lines.append(stated.statement())
     lines.append(str(stated.protection()))
     return lines
@@ -413,13 +417,15 @@ def _check_count(project: Project, name: str, train: int, test: int) -> None:
 
 def _problem(
     project: Agreement, name: str, source: Callable[[], _Arrays] | _Settings, values: _Settings
-) -> tuple[Problem, str]:
-    """The problem of a site's own records, by the project's schema and model; a summary."""
+) -> tuple[Problem, str, bytes]:
+    """The problem of a site's own records, by the project's schema and model; a summary, and a
+    digest of which are held out.
+    """
     if not isinstance(project, Project):
         raise ValueError("data is no Problem, for a plan without a schema; give a Problem")
     if callable(source):
-        x, y = source()
-        records = data_.Records(np.asarray(x), np.asarray(y), project.schema, {})
+        x, y = map(np.asarray, source())
+        records = data_.Records(x, y, project.schema, {})
     else:
         records = data_.read(source, project.schema, values.get("home", "."))
     # Held-out records are the same in all phases.
@@ -434,4 +440,9 @@ def _problem(
     test = test if len(test.y) else train
     targets = train.targets(project.loss), test.targets(project.loss)
     problem = project.problem(train.x, targets[0], test.x, targets[1], name)
-    return problem, records.summary()
+    if callable(source):
+        content = x.tobytes() + y.tobytes()
+    else:
+        content = Path(values.get("home", "."), source["file"]).read_bytes()
+    digest = hashlib.sha256(f"{held_out} {first.seed} ".encode() + content).digest()
+    return problem, records.summary(), digest

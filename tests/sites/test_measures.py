@@ -744,5 +744,5 @@ def test_measures_are_phases_of_one_ledger(
     sites.start(*names, plan="plan-3.json")
     results = sites.models(*names)
     assert all(len(result) == 8 for result in results)
-    statement = third.stated(names[0], [phase.digest for phase in third.phases])
+    statement = third.guarantee_of(names[0], [phase.digest for phase in third.phases])
     assert 1 < statement.epsilon <= 3.0

@@ -355,7 +355,7 @@ def problem_of(sites: Sites, plan: Project, name: str) -> Any:
     rng = np.random.default_rng([*name.encode()])
     x = rng.uniform(-1, 1, (30, 3)).astype(np.float32)
     y = rng.integers(0, 3, 30).astype(np.int32)
-    problem, _ = start._problem(plan, name, lambda: (x, y), {})
+    problem, *_ = start._problem(plan, name, lambda: (x, y), {})
     return problem
 
 
@@ -512,12 +512,12 @@ def test_totals_of_sites_add_up_by_hand(after_two: Sites) -> None:
     assert sum(loss.rho for loss in spent) <= limit
     # The second phase takes nearly all that is left.
     assert sum(loss.rho for loss in spent) > 0.99 * limit
-    stated = second.stated("site-00", [first.digest, second.digest])
+    stated = second.guarantee_of("site-00", [first.digest, second.digest])
     assert stated.epsilon == 3.0 and len(stated.phases) == 2
     with pytest.raises(ValueError, match="more than the total's"):
-        second.stated("site-00", [first.digest, first.digest, second.digest])
+        second.guarantee_of("site-00", [first.digest, first.digest, second.digest])
     with pytest.raises(ValueError, match="which is no phase before this one"):
-        second.stated("site-00", ["0" * 64])
+        second.guarantee_of("site-00", ["0" * 64])
     assert second.remaining("site-00").epsilon < 0.05 * 3
 
 
@@ -619,7 +619,7 @@ def test_a_ledger_refuses_what_others_make_up(sites: Sites) -> None:
 def test_a_project_without_totals_has_no_later_phase(sites: Sites) -> None:
     settings = {name: value for name, value in SUMS.items() if name != "total"}
     agreed = sites.write(5, settings)
-    assert agreed.totals == {} and agreed.stated("site-00", [agreed.digest]).phases == ()
+    assert agreed.totals == {} and agreed.guarantee_of("site-00", [agreed.digest]).phases == ()
     names = names_of(5)
     sites.start(*names, rounds=1)
     sites.finished(*names)
