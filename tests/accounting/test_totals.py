@@ -793,3 +793,56 @@ def test_total_by_agent_hides_no_false_epsilons():
     assert phase.unsound
     with pytest.raises(ValueError, match="total"):
         phase.within(Budget(each, 1e-5))
+
+
+def sums_of_sites(rho=0.02, failure=1e-8, **change):
+    """What a phase of sums among sites states."""
+    loss = losses.Concentrated(rho, 10, failure=failure)
+    fields = dict(
+        epsilon=loss.epsilon(DELTA), delta=DELTA, relation="zero_out_record", rounds=10,
+        attacker="aggregator", clip_norm=1.0, accountant="zcdp", release=True, sites=True,
+        other_loss=loss, sum_only=True, secrets="shares", dropouts=1, colluders=1,
+    )  # fmt: skip
+    return Guarantee.of(**(fields | change))
+
+
+@pytest.mark.mutant
+def test_roundings_of_sums_take_their_part_of_a_total():
+    """A total keeps a hundredth of delta, of which each phase's roundings take their share."""
+    total = Budget(3.0, DELTA, "zcdp")
+    stated = sums_of_sites().within(total)
+    assert stated.added_delta == pytest.approx(0.01 * DELTA)
+    # Ten such phases fill the hundredth; rho is not what stops the eleventh.
+    for _ in range(8):
+        stated = stated.followed_by(sums_of_sites(rho=1e-4), planned=False)
+    assert len(stated.phases) == 9 and stated.epsilon == 3.0
+    with pytest.raises(ValueError, match="added_delta of 10 phases is 1.1e-07, more than the"):
+        stated.followed_by(sums_of_sites(rho=1e-4, failure=2e-8), planned=False)
+    # By hand: what the total allows, stated at the delta that is left, is its epsilon.
+    limit = budget.total_fields(total, release=True)["loss"].rho
+    kept = budget.total_fields(total, release=True)["added_epsilon"]
+    assert losses.Concentrated(limit).epsilon(0.99 * DELTA) + kept <= 3.0 * (1 + 1e-9)
+    with pytest.raises(ValueError, match="rho of 2 phases"):
+        sums_of_sites(rho=limit / 2).within(total).followed_by(
+            sums_of_sites(rho=0.6 * limit), planned=False
+        )
+    # A simulation keeps nothing of delta.
+    simulated = dict(release=False, sites=False)
+    with pytest.raises(ValueError, match="of a simulated phase"):
+        sums_of_sites(**simulated).within(total)
+
+
+@pytest.mark.mutant
+def test_sums_and_gossip_compose_where_no_noise_is_shared():
+    total = Budget(3.0, DELTA, "zcdp")
+    gossip = dict(
+        epsilon=math.inf, mu=0.05, attacker="outsider", sum_only=False, other_loss=None,
+        accountant="gdp", dropouts=0, colluders=0,
+    )  # fmt: skip
+    own = sums_of_sites(**gossip, secrets="own")
+    both = sums_of_sites().within(total).followed_by(own, planned=False)
+    # The colluders of sums are those of both.
+    assert (both.attacker, both.colluders, both.dropouts) == ("aggregator", 1, 1)
+    group = sums_of_sites(**gossip, secrets="group")
+    with pytest.raises(ValueError, match="secrets is 'group' of a phase without sums"):
+        sums_of_sites().within(total).followed_by(group, planned=False)

@@ -432,7 +432,7 @@ def test_each_reads_its_own_records(columns: Project, evaluated: Project) -> Non
     for study in (columns, evaluated):
         parts = split(records, 0.2, study.seed)
         part = parts[expected[study.account]]
-        problem, _ = start._problem(study, "lyon", lambda: (x, y), {"held_out": 0.2})
+        problem, *_ = start._problem(study, "lyon", lambda: (x, y), {"held_out": 0.2})
         np.testing.assert_array_equal(problem.x, part.x)
         np.testing.assert_array_equal(problem.y, part.y)
     assert columns.account == "training" and columns.seed == 0

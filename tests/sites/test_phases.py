@@ -628,3 +628,149 @@ def test_a_project_without_totals_has_no_later_phase(sites: Sites) -> None:
     with pytest.raises(ValueError, match="missing; a first plan fixes it"):
         agreed.remaining("site-00")
     resealed(sites.folder)
+
+
+@pytest.mark.mutant
+def test_records_keep_their_account(sites: Sites) -> None:
+    """A record that was trained on is held out under no other total."""
+    agreed = sites.write(5, SUMS)
+    ledger = Ledger(sites.folder / "ledger", agreed, "site-00")
+    ledger.bind(bytes(32), ["training"])
+    ledger.bind(bytes([1] * 32), ["training"])
+    ledger.bind(bytes(32), ["held_out", "training"])
+    with pytest.raises(ValueError, match="held_out is another than in an earlier phase"):
+        ledger.bind(bytes([1] * 32), ["held_out", "training"])
+    ledger.close()
+
+
+@pytest.mark.mutant
+def test_a_group_draws_another_secret_for_a_phase(sites: Sites) -> None:
+    """Who left knows the old one."""
+    settings = GOSSIP | {"noise": [{"name": "Pairwise"}], "rounds": 3}
+    sites.write(4, settings)
+    names = names_of(4)
+    for tag in ("old", "new"):
+        (sites.folder / tag).write_bytes(tag.encode() * 10 + b"..")
+        (sites.folder / tag).chmod(0o600)
+    sites.start(*names, secret="old", rounds=1)
+    sites.finished(*names)
+    files = []
+    for name in names[:3]:
+        member = sites.site(name, secret="old")
+        files.append(sites.folder / f"{name}.standing")
+        member.standing(files[-1])
+        member.close()
+    edges = [[names[0], names[1]], [names[1], names[2]]]
+    plan = sites.folder / "plan.json"
+    changes = {"network": {"edges": edges}}
+    follow(plan, files, sites.folder / "plan-2.json", changes=changes)
+    with pytest.raises(ValueError, match="let the group draw another"):
+        sites.site(names[0], "plan-2.json", secret="old")
+    sites.start(*names[:3], plan="plan-2.json", secret="new")
+    assert len(sites.models(*names[:3])) == 3
+
+
+@pytest.mark.mutant
+def test_phases_are_in_addresses(sites: Sites) -> None:
+    """Noise, words of sums and of departures are a phase's own, also under one run's name."""
+    sites.write(5, SUMS)
+    site = sites.site("site-00")
+    meeting = site._conversation
+    word = wire.Word("site-00", 0, 0, bytes(32), bytes(32), b"payload", b"")
+    contents = {wire.word_content(bytes(32), phase, "site-01", word) for phase in (0, 1)}
+    contents |= {wire.leave_content(bytes(32), phase, 0) for phase in (0, 1)}
+    assert len(contents) == 4
+    drawn = []
+
+    class Source(SiteNoise):
+        """Notes the phase."""
+
+        def __init__(self, *args: Any, phase: int = 0, **words: Any) -> None:
+            drawn.append(phase)
+            super().__init__(*args, phase=phase, **words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpjax.sites.site.SiteNoise", Source)
+        patch.setattr(Project, "phase", 7)
+        meeting.run = bytes(range(32))
+        site._draw()
+    assert drawn == [7]
+    site.close()
+
+
+def test_kills_at_every_signature_of_a_phase(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is on disk when a process dies, the site signs one plan, and a run is charged."""
+    sites.write(5, SUMS)
+    names = names_of(5)
+    sites.start(*names, rounds=1)
+    sites.finished(*names)
+    files = sites.standings(*names)
+    plan = sites.folder / "plan.json"
+    # What is left of the total is planned for a part of it, so that a second charge would show.
+    follow(plan, files, sites.folder / "plan-2.json", changes={"rounds": 2})
+    real = {"create": start.Folder.create, "append": start.Folder.append}
+    deaths: list[str] = []
+
+    class Died(BaseException):
+        """As SIGKILL, before or after a write."""
+
+    def dying(kind: str, after: bool, count: int) -> Callable[..., None]:
+        left = [count]
+
+        def write(folder: Any, name: str, content: Any) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                if after:
+                    real[kind](folder, name, content)
+                deaths.append(f"{kind} {name}")
+                raise Died
+            real[kind](folder, name, content)
+
+        return write
+
+    for kind, counts in (("create", range(1, 6)), ("append", range(1, 4))):
+        for count in counts:
+            for after in (False, True):
+                with monkeypatch.context() as patch:
+                    patch.setattr(start.Folder, kind, dying(kind, after, count))
+                    try:
+                        member = sites.site(names[0], "plan-2.json")
+                    except Died:
+                        continue
+                    member.close()
+    assert {death.split()[1] for death in deaths} >= {"successor", "nonce", "secret"}
+    sites.start(*names, plan="plan-2.json")
+    assert len({model.tobytes() for model in sites.models(*names)}) == 1
+    ledger = sites.site(names[0], "plan-2.json")._ledger
+    assert ledger is not None
+    digests = [digest for digest, _ in ledger.runs]
+    assert len(digests) == len(set(digests)) == 2
+    ledger.close()
+
+
+def test_a_partition_during_the_plan_lets_one_part_begin_at_most(sites: Sites) -> None:
+    """Two parts of the sites make plans: who has signed one begins no other."""
+    sites.write(6, SUMS)
+    names = names_of(6)
+    sites.start(*names, rounds=1)
+    sites.finished(*names)
+    files = dict(zip(names, sites.standings(*names), strict=True))
+    plan = sites.folder / "plan.json"
+    first = [files[name] for name in names[:5]]
+    second = [files[name] for name in names[1:]]
+    follow(plan, first, sites.folder / "first.json", changes={"rounds": 2})
+    follow(plan, second, sites.folder / "second.json", changes={"rounds": 2})
+    follow(plan, first[:4], sites.folder / "four.json", changes=FEWER | {"rounds": 2})
+    with pytest.raises(ValueError, match="no majority"):
+        follow(plan, first[:3], sites.folder / "half.json", changes=FEWER)
+    # One part begins by the first plan, but for a site that signed the second.
+    sites.site(names[4], "second.json").close()
+    sites.start(*names[:4], plan="first.json")
+    time.sleep(1.0)
+    for name in names[:4]:
+        assert name not in sites.results
+        assert not (sites.folder / name / "run.1/run").exists()
+    with pytest.raises(ValueError, match="a site signs one"):
+        sites.site(names[4], "first.json")
+    with pytest.raises(ValueError, match="a site signs one|another process uses"):
+        sites.site(names[0], "four.json")
