@@ -647,15 +647,26 @@ def _attacker(earlier: Guarantee, later: Guarantee) -> str | None:
         return earlier.attacker
     # Noise in shares is stated for whoever sees sums.
     nodes = () if earlier.sum_only or later.sum_only else ("node",)
-    for attacker in (*nodes, "outsider", "aggregator"):
-        runs = (earlier, later)
-        if all(attacker == run.attacker or parties.covers(run, attacker) for run in runs):
+    runs = (earlier, later)
+    attackers = (*nodes, "outsider", "aggregator")
+    if any(run.sums_of_sites for run in runs):
+        # One of the sites adds up.
+        attackers = ("aggregator",)
+    for attacker in attackers:
+        if all(_covers(run, attacker) for run in runs):
             return attacker
     raise ValueError(
         f"attacker is {earlier.attacker!r}, then {later.attacker!r}, and neither phase covers the "
         "other one's; plan both for one attacker: an outsider's loss covers an aggregator, and "
         "single nodes too where every agent's noise is its own"
     )
+
+
+def _covers(run: Guarantee, attacker: str) -> bool:
+    """Whether a run is stated for an attacker, or says the same of it."""
+    # Sites whose noise is their own are protected from all others together.
+    is_own = run.sites and run.secrets == "own"
+    return attacker == run.attacker or is_own or parties.covers(run, attacker)
 
 
 def _fewest(name: str, runs: _Pair) -> int:
