@@ -200,19 +200,9 @@ def ledger_lines(path: _files.PathLike, insecure: bool = False) -> list[str]:
     name = values["name"]
     place = home / values.get("ledger", f"{values['folder']}.ledger")
     lines = [f"project {project.root}, phase {project.phase + 1}"]
-    for account in project.accounts:
-        records = "records to train on" if account == "training" else "records held out"
-        for site, total in project.totals.items():
-            phases = project.phases_of(site, account)
-            numbers = ", ".join(str(phase.phase + 1) for phase in phases) or "none"
-            epsilons = ", ".join(f"{phase.of_site(site).epsilon:.4g}" for phase in phases) or "0"
-            left = project.remaining(site, account).epsilon
-            lines.append(
-                f"{site}, {records}: total {total.largest:g}, phases {numbers} with epsilon "
-                f"{epsilons}, left {left:.4g}, at delta {total.delta:g}"
-            )
-    if not project.totals:
-        lines.append("[total] is not in the first plan: no phase may follow, and runs add up")
+    lines += project.spending() or [
+        "[total] is not in the first plan: no phase may follow, and runs add up"
+    ]
     stated = project.of_site(name)
     if place.is_dir():
         with contextlib.closing(Ledger(place, project, name, insecure)) as ledger:
