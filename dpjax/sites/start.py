@@ -151,8 +151,7 @@ def site(
     folder = phase_folder(home / values["folder"], project.phase)
     ledger = None
     if isinstance(project, Project):
-        place = home / values.get("ledger", f"{values['folder']}.ledger")
-        ledger = Ledger(place, project, site_identity.name, channel.insecure)
+        ledger = _ledger(project, values, home, channel.insecure)
         if records is not None:
             ledger.bind(records, project.accounts)
     kind = SumSite if project.plan.guarantee.sum_only else Site
@@ -205,7 +204,7 @@ def ledger_lines(path: _files.PathLike, insecure: bool = False) -> list[str]:
     ]
     stated = project.of_site(name)
     if place.is_dir():
-        with contextlib.closing(Ledger(place, project, name, insecure)) as ledger:
+        with contextlib.closing(_ledger(project, values, home, insecure)) as ledger:
             for plan, nonce in ledger.runs:
                 lines.append(f"charged: plan {plan}, nonce {nonce.hex()[:16]}")
             if ledger.runs:
@@ -213,6 +212,12 @@ def ledger_lines(path: _files.PathLike, insecure: bool = False) -> list[str]:
     lines.append(stated.statement())
     lines.append(str(stated.protection()))
     return lines
+
+
+def _ledger(project: Project, values: _Settings, home: Path, insecure: bool) -> Ledger:
+    """The ledger that settings name, or that stands beside the run."""
+    place = home / values.get("ledger", f"{values['folder']}.ledger")
+    return Ledger(place, project, values["name"], insecure)
 
 
 def phase_folder(folder: Path, phase: int) -> Path:
