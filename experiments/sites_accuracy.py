@@ -326,9 +326,10 @@ def member(job: dict[str, Any], agreed: plan.Plan) -> dict[str, Any]:
     began = time.monotonic()
     with contextlib.closing(site):
         for progress in site.rounds():
+            ended = time.monotonic()
             metrics = {name: float(np.squeeze(v)) for name, v in progress.metrics.items()}
         stated = site.guarantee.to_dict()
-    return {**metrics, "guarantee": stated, "seconds": time.monotonic() - began}
+    return {**metrics, "guarantee": stated, "seconds": ended - began}
 
 
 def released(config: Config, chosen: Chosen) -> plan.Plan:
@@ -338,9 +339,8 @@ def released(config: Config, chosen: Chosen) -> plan.Plan:
     return plans(config, *parts, release=True)[0]
 
 
-def jobs(config: Config, chosen: Chosen, seed: int, home: Path, folder: Path) -> Iterator[Any]:
+def jobs(config: Config, chosen: Chosen, seed: int, home: Path, own: Path) -> Iterator[Any]:
     """Keys, certificates and settings of all sites of a run, and what else each is told."""
-    own = folder / str(seed)
     authority = identity.Authority(own / "authority")
     pairs = [identity.request(name, own / name) for name in config.names]
     certificates = [str(authority.sign(demand)) for _, demand in pairs]
@@ -365,6 +365,8 @@ def jobs(config: Config, chosen: Chosen, seed: int, home: Path, folder: Path) ->
                 for other in np.flatnonzero(weights[number, :number]).tolist()
             },
             "seed": seed,
+            # Where one machine has all sites, none is away.
+            "waits": {"linger": 20.0},
         }
         if chosen.method == "doppler_whisper":
             settings["secret"] = str(secret)
@@ -402,65 +404,72 @@ def hosted(jobs: list[Any]) -> list[dict[str, Any]]:
     return results
 
 
-def apart(runs: list[list[Any]], processes: int, own: Path) -> list[list[dict[str, Any]]]:
-    """Run sites in so many processes, which take one run after the other.
+class Hosts:
+    """Processes of sites, which take one run after the other: starting them takes long.
 
     Args:
-        runs: The jobs of all sites, run by run.
-        processes: Site i is in process i modulo this.
-        own: A folder for logs.
-
-    Returns:
-        What the sites of each run reached.
+        count: How many; site i is in process i modulo this. 0 is this process alone.
+        folder: For their logs.
     """
-    words = [sys.executable, "-c", "import sites_accuracy as s; s.host()"]
-    started: list[subprocess.Popen[str]] = []
-    try:
-        for place in range(processes):
-            file = own / f"jobs-{place}.json"
-            file.write_text(json.dumps([jobs[place::processes] for jobs in runs]), "utf-8")
-            with (
-                open(file, encoding="utf-8") as given,
-                open(own / f"log-{place}.txt", "w", encoding="utf-8") as log,
-            ):
-                process = subprocess.Popen(
-                    words, stdin=given, stdout=subprocess.PIPE, stderr=log, encoding="utf-8",
-                    cwd=Path(__file__).parent,
-                )  # fmt: skip
-            started.append(process)
-        results: list[list[dict[str, Any]]] = [[] for _ in runs]
-        for place, process in enumerate(started):
-            out, _ = process.communicate(timeout=LIMIT)
-            if process.returncode:
-                text = (own / f"log-{place}.txt").read_text("utf-8")
-                raise OSError(f"process {place} of sites failed: {text[-1000:]}")
-            for result, answers in zip(results, json.loads(out.splitlines()[-1]), strict=True):
-                result += answers
-        return results
-    finally:
-        for process in started:
+
+    def __init__(self, count: int, folder: Path) -> None:
+        self._logs = [folder / f"log-{place}.txt" for place in range(count)]
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> "Hosts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
             process.kill()
-            process.wait()
+            process.communicate()
+
+    def run(self, jobs: list[Any]) -> list[dict[str, Any]]:
+        """What the sites of one run reached."""
+        if not self._logs:
+            return hosted(jobs)
+        if not self._processes:
+            self._processes = list(map(self._started, self._logs))
+        for place, process in enumerate(self._processes):
+            assert process.stdin is not None
+            print(json.dumps(jobs[place :: len(self._logs)]), file=process.stdin, flush=True)
+        results = []
+        for log, process in zip(self._logs, self._processes, strict=True):
+            assert process.stdout is not None
+            # A site that fails ends its process, and this one all others.
+            line = process.stdout.readline()
+            if not line:
+                raise OSError(f"sites failed: {log.read_text('utf-8')[-1000:]}")
+            results += json.loads(line)
+        return results
+
+    def _started(self, log: Path) -> "subprocess.Popen[str]":
+        words = [sys.executable, "-c", "import sites_accuracy as s; s.host()"]
+        with open(log, "w", encoding="utf-8") as file:
+            return subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                encoding="utf-8",
+                cwd=Path(__file__).parent,
+            )
 
 
 def host() -> None:
-    """Run the sites of a process; its jobs come by standard input."""
-    print(json.dumps([hosted(jobs) for jobs in json.load(sys.stdin)]))
+    """Run the sites of a process; its jobs come by standard input, a run a line."""
+    for line in sys.stdin:
+        print(json.dumps(hosted(json.loads(line))), flush=True)
 
 
 def on_sites(
-    config: Config, chosen: Chosen, home: Path, rows: list[dict[str, Any]]
+    config: Config, chosen: Chosen, home: Path, rows: list[dict[str, Any]], hosts: Hosts
 ) -> list[dict[str, Any]]:
     """Run all sites for every seed, and return the simulation's rows with what sites reached."""
     results = []
-    with tempfile.TemporaryDirectory() as folder:
-        own = Path(folder)
-        runs = [list(jobs(config, chosen, row["seed"], home, own)) for row in rows]
-        if config.processes:
-            runs = apart(runs, config.processes, own)
-        else:
-            runs = list(map(hosted, runs))
-    for row, answers in zip(rows, runs, strict=True):
+    for row in rows:
+        with tempfile.TemporaryDirectory() as folder:
+            answers = hosts.run(list(jobs(config, chosen, row["seed"], home, Path(folder))))
         stated = answers[0]["guarantee"]
         accuracies = [answer["test_accuracy"] for answer in answers]
         results.append(row | {
@@ -477,7 +486,7 @@ def on_sites(
 
 
 def train(
-    config: Config, name: str, epsilon: float, lab: launch.Lab, folder: Path
+    config: Config, name: str, epsilon: float, lab: launch.Lab, hosts: Hosts, folder: Path
 ) -> list[dict[str, Any]]:
     """Tune one method at one budget in the simulation, and run it there and on real sites."""
     with tempfile.TemporaryDirectory() as place:
@@ -493,7 +502,7 @@ def train(
         clip_norm = float(best.trial.name.removeprefix("C "))
         chosen = Chosen(name, epsilon, clip_norm, best.step_size)
         final = [row for row in rows if row["phase"] == "final"][: config.real]
-        real = on_sites(config, chosen, home, final)
+        real = on_sites(config, chosen, home, final, hosts)
         for row, done in zip(final, real, strict=True):
             lab.say(
                 f"  {TITLES[name]}, epsilon {epsilon:g}, seed {row['seed']}: step "
@@ -527,17 +536,19 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     """Tune every method in the simulation and run it on real sites; state what sums cost."""
     stored = launch.stored(config, "methods")
     noise_rows = lab.cell(f"{config.stem}_noise", stored, lambda folder: noises(config), seed=None)
-    cells = []
-    for name in config.methods:
-        for epsilon in config.epsilon:
-            cell = launch.stored(config, "methods", "cohorts", method=name, epsilon=epsilon)
-            file = launch.file_name(f"{config.stem}_{name}_{epsilon:g}")
-            cells.append((file, cell, functools.partial(train, config, name, epsilon, lab)))
     display = {
         "x": "budget_epsilon", "y": "test_accuracy", "series": "design",
         "where": ["phase=final", f"dataset={config.dataset}", "way=simulation"], "log_x": True,
     }  # fmt: skip
-    frame = lab.cells(cells, seed=config.seeds, plot=display)
+    with tempfile.TemporaryDirectory() as logs, Hosts(config.processes, Path(logs)) as hosts:
+        cells = []
+        for name in config.methods:
+            for epsilon in config.epsilon:
+                cell = launch.stored(config, "methods", "cohorts", method=name, epsilon=epsilon)
+                file = launch.file_name(f"{config.stem}_{name}_{epsilon:g}")
+                compute = functools.partial(train, config, name, epsilon, lab, hosts)
+                cells.append((file, cell, compute))
+        frame = lab.cells(cells, seed=config.seeds, plot=display)
     report(config, lab, noise_rows, frame)
 
 

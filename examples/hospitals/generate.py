@@ -140,7 +140,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sites", type=int, default=3, help="3 to 9")
-    parser.add_argument("--counts", type=int, nargs="+", help="records of each, in place of --sites")
+    parser.add_argument("--counts", type=int, nargs="+", help="records of each site")
     parser.add_argument("--seed", type=int, default=40)
     arguments = parser.parse_args()
     usual = list(COUNTS.values())[: arguments.sites]
