@@ -68,11 +68,26 @@ TITLES = {
 """What is compared, by the names of looks."""
 
 
+SETS: dict[str, dict[str, Any]] = {
+    "digits": {"dataset": "digits"},
+    "hospitals": {
+        "dataset": "hospitals", "sites": 9, "processes": 9, "sizes": (120, 300, 900), "rounds": 50,
+    },
+    "twenty": {
+        "dataset": "digits", "sites": 20, "processes": 4, "sizes": (24, 48, 72, 140),
+        "epsilon": (1.0,),
+        "methods": ("independent", "doppler_whisper", "aggregate", "central"),
+    },
+}  # fmt: skip
+"""Who trains on what; the last is for the number that the comparison of systems begins with."""
+
+
 @dataclass(frozen=True)
 class Config:
     """What is trained, where and at which guarantee.
 
     Attributes:
+        sets: Names of `SETS`, whose values take the place of those below; none leaves them.
         dataset: "digits", or "hospitals".
         sites: Number of sites.
         processes: Of the sites, dealt in turn, which are threads there; 0 is this one.
@@ -93,6 +108,7 @@ class Config:
         validation: Fraction of each site's training records that is held out while tuning.
     """
 
+    sets: tuple[str, ...] = ()
     dataset: Literal["digits", "hospitals"] = "digits"
     sites: int = 10
     processes: int = 5
@@ -116,7 +132,13 @@ class Config:
     def __post_init__(self) -> None:
         """Refuse what no sites can run."""
         minimum = {"sites": 3, "processes": 0, "dropouts": 0, "moves": 0, "cohorts": 5}
-        launch.check(self, minimum, known={"methods": TITLES})
+        launch.check(self, minimum, known={"methods": TITLES, "sets": SETS}, empty=("sets",))
+
+    @property
+    def parts(self) -> list["Config"]:
+        """A config for each set."""
+        every = [SETS[name] for name in self.sets] or [{}]
+        return [dataclasses.replace(self, sets=(), **values) for values in every]
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> "Config":
@@ -145,14 +167,7 @@ PRESETS = {
         methods=("independent", "aggregate", "central"), epsilon=(16.0,), clip_norms=(1.0,),
         paths=(2.0, 1.0), moves=0, cohorts=(5,), seeds=(0,),
     ),
-    "cpu": Config(),
-    "cpu_hospitals": Config(
-        dataset="hospitals", sites=9, processes=9, sizes=(120, 300, 900), rounds=50,
-    ),
-    "cpu_twenty": Config(
-        sites=20, processes=4, sizes=(24, 48, 72, 140), epsilon=(1.0,),
-        methods=("independent", "doppler_whisper", "aggregate", "central"),
-    ),
+    "cpu": Config(sets=tuple(SETS)),
 }  # fmt: skip
 
 
@@ -534,11 +549,21 @@ def noises(config: Config) -> list[dict[str, Any]]:
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Tune every method in the simulation and run it on real sites; state what sums cost."""
+    frames = [measured(part, lab) for part in config.parts]
+    for part, frame in zip(config.parts, frames, strict=True):
+        report(part, lab, frame)
+    draw(config, lab, frames)
+
+
+def measured(config: Config, lab: launch.Lab) -> Any:
+    """The noise, and all methods at all budgets, of one set."""
     stored = launch.stored(config, "methods")
-    noise_rows = lab.cell(f"{config.stem}_noise", stored, lambda folder: noises(config), seed=None)
+    price = lab.cell(f"{config.stem}_noise", stored, lambda folder: noises(config))
+    lab.say("\nnoise of a sum among sites over that of a trusted server (standard deviations)")
+    lab.say(tables.text(price, ["agents", "budget_epsilon", "ratio", "shares"]))
     display = {
         "x": "budget_epsilon", "y": "test_accuracy", "series": "design",
-        "where": ["phase=final", f"dataset={config.dataset}", "way=simulation"], "log_x": True,
+        "where": ["phase=final", f"agents={config.sites}", "way=sites"],
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as logs, Hosts(config.processes, Path(logs)) as hosts:
         cells = []
@@ -548,39 +573,41 @@ def experiment(config: Config, lab: launch.Lab) -> None:
                 file = launch.file_name(f"{config.stem}_{name}_{epsilon:g}")
                 compute = functools.partial(train, config, name, epsilon, lab, hosts)
                 cells.append((file, cell, compute))
-        frame = lab.cells(cells, seed=config.seeds, plot=display)
-    report(config, lab, noise_rows, frame)
+        return lab.cells(cells, seed=config.seeds, plot=display)
 
 
-def report(config: Config, lab: launch.Lab, noise_rows: Any, frame: Any) -> None:
-    """Tables of noise and accuracy, and one figure, from the records."""
-    lab.say("\nnoise of a sum among sites over that of a trusted server (standard deviations)")
-    lab.say(tables.text(noise_rows, ["agents", "budget_epsilon", "ratio", "shares"]))
-    last = looks.percent(frame[(frame["phase"] == "final") & (frame["round"] == config.rounds)])
-    last = last.assign(method=last["design"].map(TITLES))
-    lab.say(f"\n{config.dataset}: test accuracy in %, mean over sites and seeds")
+def last_rounds(config: Config, frame: Any) -> Any:
+    """Rows of the reported runs' ends."""
+    final = frame[(frame["phase"] == "final") & (frame["round"] == config.rounds)]
+    return looks.percent(final).assign(method=final["design"].map(TITLES))
+
+
+def report(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """The table of one set."""
+    lab.say(f"\n{config.dataset}, {config.sites} sites: test accuracy in %, mean over sites, seeds")
     keys = ["method", "budget_epsilon", "way", "setting", "step_size"]
-    lab.say(tables.text(tables.summary(last, keys, "points")))
+    lab.say(tables.text(tables.summary(last_rounds(config, frame), keys, "points")))
     lab.say_ends(tables.at_ends(frame, ["design", "budget_epsilon"]))
-    draw(config, lab, last)
 
 
-def draw(config: Config, lab: launch.Lab, last: Any) -> None:
-    """Accuracy over budgets, on sites, with the trusted server."""
-    sheet, (ax,) = plots.figure()
-    shown = last[(last["way"] != "simulation") | (last["design"] == "central")]
-    where = f"{config.sites} in {config.processes or 1} processes"
-    stated = (
-        f"(zero_out_record, delta = {config.delta:g}, T = {config.rounds}), {config.sites} sites"
-    )
-    plots.lines(
-        shown, "budget_epsilon", "points", ax=ax, log_x=len(config.epsilon) > 1, xlabel="epsilon",
-        ylabel=looks.accuracy(config.dataset), guarantee=stated,
-        note=f"Real sites, {where}, over TLS; the server is simulated. Tuning is outside "
-        "epsilon.",
-        looks={name: looks.look(name, title) for name, title in TITLES.items()},
-    )  # fmt: skip
-    lab.figure(sheet, f"sites_accuracy_{config.stem}.svg")
+def draw(config: Config, lab: launch.Lab, frames: list[Any]) -> None:
+    """Accuracy over budgets on sites, and that of the trusted server."""
+    pairs = list(zip(config.parts, frames, strict=True))
+    # One budget is no line.
+    pairs = [pair for pair in pairs if len(pair[0].epsilon) > 1] or pairs
+    sheet, panels = plots.figure(1, len(pairs), sharey="row")
+    for ax, (part, frame) in zip(panels, pairs, strict=True):
+        last = last_rounds(part, frame)
+        rows = last[(last["way"] == "sites") | (last["design"] == "central")]
+        plots.lines(
+            rows, "budget_epsilon", "points", ax=ax, log_x=len(part.epsilon) > 1,
+            xlabel="epsilon", ylabel=looks.accuracy(),
+            title=f"{part.dataset}, {part.sites} sites, T = {part.rounds}",
+            guarantee=f"(zero_out_record, delta = {part.delta:g})",
+            note="Sites are real, over TLS; the server is simulated. Tuning is outside epsilon.",
+            looks={name: looks.look(name, title) for name, title in TITLES.items()},
+        )  # fmt: skip
+    lab.figure(sheet, "sites_accuracy.svg")
 
 
 main = functools.partial(launch.main, "sites_accuracy", PRESETS, experiment)
