@@ -53,7 +53,7 @@ NAMES = ("geneva", "lyon", "nice", "parma", "turin")
 VICTIM = 1
 ATTACKERS = (0, 2)
 """One that colludes, which adds up, and one in place of a site that is missing."""
-RECORD = audit.RECORD.with_name("audit_sums.jsonl.gz")
+RECORD = audit.RECORD.with_name("audit_sums.jsonl")
 HALF = "each share of noise is 0.5 of what it should be"
 BARE = "one site has next to no noise"
 FAULTS = (HALF, BARE)

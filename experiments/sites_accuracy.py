@@ -71,7 +71,8 @@ TITLES = {
 SETS: dict[str, dict[str, Any]] = {
     "digits": {"dataset": "digits"},
     "hospitals": {
-        "dataset": "hospitals", "sites": 9, "processes": 9, "sizes": (120, 300, 900), "rounds": 50,
+        "dataset": "hospitals", "sites": 9, "processes": 9, "sizes": (120, 300, 900), "rounds": 40,
+        "clip_norms": (1.0,), "paths": (8.0, 4.0, 2.0, 1.0, 0.5, 0.25),
     },
     "twenty": {
         "dataset": "digits", "sites": 20, "processes": 4, "sizes": (24, 48, 72, 140),
@@ -167,7 +168,8 @@ PRESETS = {
         methods=("independent", "aggregate", "central"), epsilon=(16.0,), clip_norms=(1.0,),
         paths=(2.0, 1.0), moves=0, cohorts=(5,), seeds=(0,),
     ),
-    "cpu": Config(sets=tuple(SETS)),
+    "cpu": Config(sets=("digits", "hospitals")),
+    "long": Config(sets=("twenty",)),
 }  # fmt: skip
 
 
@@ -607,7 +609,7 @@ def draw(config: Config, lab: launch.Lab, frames: list[Any]) -> None:
             note="Sites are real, over TLS; the server is simulated. Tuning is outside epsilon.",
             looks={name: looks.look(name, title) for name, title in TITLES.items()},
         )  # fmt: skip
-    lab.figure(sheet, "sites_accuracy.svg")
+    lab.figure(sheet, f"sites_accuracy{lab.suffix}.svg")
 
 
 main = functools.partial(launch.main, "sites_accuracy", PRESETS, experiment)

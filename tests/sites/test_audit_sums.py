@@ -1,7 +1,5 @@
 """The audit of sums among sites: what the site that adds up learns, and the faults it finds."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
