@@ -71,7 +71,7 @@ TITLES = {
 SETS: dict[str, dict[str, Any]] = {
     "digits": {"dataset": "digits"},
     "hospitals": {
-        "dataset": "hospitals", "sites": 9, "processes": 9, "sizes": (120, 300, 900), "rounds": 40,
+        "dataset": "hospitals", "sites": 9, "processes": 9, "sizes": (120, 300, 900), "rounds": 20,
         "clip_norms": (1.0,), "paths": (8.0, 4.0, 2.0, 1.0, 0.5, 0.25),
     },
     "twenty": {
@@ -165,7 +165,7 @@ class Config:
 PRESETS = {
     "tiny": Config(
         dataset="hospitals", sites=5, processes=0, sizes=(20, 40), probability=0.8, rounds=3,
-        methods=("independent", "aggregate", "central"), epsilon=(16.0,), clip_norms=(1.0,),
+        methods=("aggregate",), epsilon=(16.0,), clip_norms=(1.0,),
         paths=(2.0, 1.0), moves=0, cohorts=(5,), seeds=(0,),
     ),
     "cpu": Config(sets=("digits", "hospitals")),
