@@ -169,7 +169,7 @@ PRESETS = {
         paths=(2.0, 1.0), moves=0, cohorts=(5,), seeds=(0,),
     ),
     "cpu": Config(sets=("digits", "hospitals")),
-    "long": Config(sets=("twenty",)),
+    "cpu_twenty": Config(sets=("twenty",)),
 }  # fmt: skip
 
 
@@ -609,7 +609,8 @@ def draw(config: Config, lab: launch.Lab, frames: list[Any]) -> None:
             note="Sites are real, over TLS; the server is simulated. Tuning is outside epsilon.",
             looks={name: looks.look(name, title) for name, title in TITLES.items()},
         )  # fmt: skip
-    lab.figure(sheet, f"sites_accuracy{lab.suffix}.svg")
+    name = "" if len(config.parts) > 1 else f"_{config.parts[0].stem}"
+    lab.figure(sheet, f"sites_accuracy{name}{lab.suffix}.svg")
 
 
 main = functools.partial(launch.main, "sites_accuracy", PRESETS, experiment)
