@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from _common import archives
+from _common import launch
 from dpjax.accounting import gdp
+from dpjax.results import records
 from tests.support import load_script
 
 script = load_script("sites_accuracy")
@@ -60,14 +61,15 @@ def test_plans_of_sites_keep_one_budget() -> None:
         assert stated.relation == "zero_out_record" and stated.gradients == "any"
 
 
-@pytest.mark.slow
-def test_figure_is_drawn_from_its_record(tmp_path: Path, capsys) -> None:
-    folder = tmp_path / "sites_accuracy" / "cpu"
-    folder.mkdir(parents=True)
-    paths = archives.unpack(ARCHIVE, folder)
-    assert script.main(["--preset", "cpu", "--output", str(tmp_path), "--quiet"]) == 0
-    text = capsys.readouterr().out
-    assert text.count(": read") == len(paths) and "rows in" not in text
-    drawn = (folder / "sites_accuracy.svg").read_text(encoding="utf-8")
+def test_figure_is_drawn_from_its_record(tmp_path: Path) -> None:
+    config = script.PRESETS["cpu"]
+    frames = [records.read(ARCHIVE, f"{part.stem}_*") for part in config.parts]
+    lab = launch.Lab("sites_accuracy", "cpu", launch.Options(output=tmp_path), "a test")
+    script.draw(config, lab, frames)
+    drawn = (lab.folder / "sites_accuracy.svg").read_text(encoding="utf-8")
     for title in script.TITLES.values():
         assert f"<!-- {title} -->" in drawn
+    for frame in frames:
+        real = frame[frame["way"] == "sites"]
+        assert real["guarantee"].map(lambda stated: stated["sites"]).all()
+        assert (real["epsilon"] <= real["budget_epsilon"]).all()
