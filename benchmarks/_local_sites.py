@@ -39,6 +39,7 @@ class Agreed:
     seed = 3
     spoiled = 3
     phase = 0
+    totals: dict[str, Any] = {}
 
     def __init__(
         self, plan: Plan, identities: Mapping[str, Identity], average_rounds: int = 0

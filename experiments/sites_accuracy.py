@@ -240,7 +240,7 @@ def load(config: Config, home: Path, number: int | None = None) -> Data:
         x, y = (np.concatenate(arrays) for arrays in tests)
         return Data(list(map(hospital, own)), (x, y))
     train, test, *_ = datasets.flat("digits")
-    order = partition.generator(0).permutation(len(train[1]))[: config.counts.sum()]
+    order = np.random.default_rng(0).permutation(len(train[1]))[: config.counts.sum()]
     rows = np.split(order, np.cumsum(config.counts)[:-1])
     if number is not None:
         rows = [rows[number]]

@@ -171,7 +171,8 @@ def replan_command(
         standings: What dpjax site standing wrote, of more than half of its sites.
         join: Certificates of sites that join.
         rounds: Of the phase; those that are left unless it is given.
-        epsilon: Of the phase, for each site; all that totals leave unless it is given.
+        epsilon: Of the phase, for each site whose total leaves so much; all that totals leave
+            unless it is given.
         changes: A file of settings, whose sections take the place of those before.
         schema: In place of the schema before.
         renewals: Of keys, since the phase before.
@@ -187,7 +188,7 @@ def replan_command(
     if rounds is not None:
         settings["rounds"] = rounds
     if epsilon is not None:
-        settings["budget"] = {**before.settings["budget"], "epsilon": epsilon}
+        settings["budget"] = {**settings.get("budget", {}), "epsilon": epsilon}
     made = project.follow(
         plan,
         standings,
@@ -200,7 +201,7 @@ def replan_command(
     print(f"plan: {path} and {path.with_suffix('.npz')}, digest {made.digest}")
     print(f"roster: {made.roster.digest}; every operator compares it, as before")
     print(f"phase {number}: {', '.join(made.names)}, after round {made.round} of the one before")
-    print(f"go on by: {', '.join(made.standings)}; whoever has {path} needs {plan}, too")
+    print(f"go on by: {', '.join(made.standings)}; who joins needs the files of all phases")
     print(made.guarantee.statement())
     return 0
 
@@ -374,7 +375,7 @@ def _end(member: "SiteLoop") -> int:
         if not model.exists():
             member.save(model)
         ending = f"model {model}"
-    print(member.guarantee.statement())
+    print(member.statement())
     print(f"kept here: {member.folder}, whose metrics no guarantee covers")
     metrics = member.folder / "metrics.jsonl"
     print(f"{member.name}: round {member.round}, {ending}, metrics {metrics}")
@@ -429,7 +430,8 @@ def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> 
             return 1
     elif not is_done:
         again = "see its log, and start it again"
-        if "must leave" in doing or "Go on without it" in doing:
+        ends = ("must leave", "Go on without it", "this run has ended")
+        if any(end in doing for end in ends):
             again = "it does not go on in this run"
         print(f"the site has stopped: no process runs it; {again}")
         return 1

@@ -568,7 +568,7 @@ def written(member: SiteLoop) -> str:
         return ""
     released, present = member.opened
     result = measure.result(released[0], member.compute.code, present)
-    result["statement"] = member.guarantee.statement()
+    result["statement"] = member.statement()
     result["account"] = measure.account
     result["composition"] = measure.composition
     path = member.folder / "measure.json"

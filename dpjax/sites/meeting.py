@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from dpjax.plans.plan import Plan
+from dpjax.plans.protect import Budget
 from dpjax.protocols import Tree
 from dpjax.sites import wire
 from dpjax.sites.channel import Channel, Event
@@ -89,6 +90,10 @@ class Agreement(Protocol):
     @property
     def phase(self) -> int:
         """Number of the plan among those of a project, from 0."""
+
+    @property
+    def totals(self) -> Mapping[str, Budget]:
+        """What each site may spend in all phases, by name; empty where the plan has none."""
 
     def terms(self) -> Mapping[str, str]:
         """What sites compare: items, each with its digest or text."""

@@ -103,7 +103,9 @@ _KEPT = (
 _SPENDING = """
 ## What all phases spend
 
-This is phase {phase} of a project. Totals were fixed before; each site's ledger holds them.
+This is phase {phase} of a project. Totals were fixed before; each site's ledger holds them. The
+statement above is of this phase alone. Epsilons of phases do not add up, so more is left than
+their difference.
 
 {lines}
 """
@@ -292,7 +294,13 @@ class Project:
             if after is not None:
                 if most <= 1:
                     raise ValueError(f"it has more than {_MOST_PHASES} phases; begin a new project")
-                before = cls._load(path.parent / _file_name(after["file"]), most - 1)
+                earlier = path.parent / _file_name(after["file"])
+                if not (earlier.exists() and earlier.with_suffix(".npz").exists()):
+                    raise ValueError(
+                        f"the phase before it, {earlier.name} and its .npz, is not beside it; get "
+                        "the files of all phases"
+                    )
+                before = cls._load(earlier, most - 1)
                 project = project._following(before, after, stored_arrays)
             project._check_totals()
             return project
@@ -319,8 +327,8 @@ class Project:
                     )
                 if phase.totals.get(name) not in (None, self.totals.get(name)):
                     raise ValueError(
-                        f"[total] of {name} is {self.totals.get(name)}, and was "
-                        f"{phase.totals[name]}; a total is fixed before the first phase"
+                        f"[total] of {name} is {_shown(self.totals.get(name))}, and was "
+                        f"{_shown(phase.totals[name])}; a total is fixed before the first phase"
                     )
         if not self.totals:
             raise ValueError("[total] is missing, without which no phase follows; see [total]")
@@ -340,10 +348,32 @@ class Project:
         """Refuse phases that pass a site's total."""
         for name in self.totals:
             if name in self.names:
+                phases = self.phases_of(name, self.account)
                 with naming({}, f"{name}: "):
-                    self.guarantee_of(
-                        name, [phase.digest for phase in self.phases_of(name, self.account)]
-                    )
+                    self._check_left(name, phases[:-1])
+                    self.guarantee_of(name, [phase.digest for phase in phases])
+
+    def _check_left(self, name: str, earlier: Sequence["Project"]) -> None:
+        """Refuse a phase that costs a site more than earlier ones leave of its total."""
+        cost = self.of_site(name).epsilon
+        costs = [phase.of_site(name) for phase in earlier]
+        left = float(np.max(budget_.remaining(self.totals[name], costs).epsilon))
+        # Squares add up, so that what is left rounds a little otherwise.
+        if cost > left * (1 + 1e-6):
+            raise ValueError(
+                f"[budget] epsilon is {cost:.6g}, and the total of {self.totals[name].largest:g} "
+                f"leaves {left:.6g}; give at most that, for each site: "
+                f"epsilon = {{ {name} = {left:.4g}, ... }}"
+            )
+
+    def total_of(self, name: str) -> Budget | None:
+        """What a site may spend in all phases; None where no phase so far says it.
+
+        Args:
+            name: The site's.
+        """
+        found = [phase.totals[name] for phase in self.phases if name in phase.totals]
+        return found[-1] if found else None
 
     @property
     def phases(self) -> list["Project"]:
@@ -432,10 +462,11 @@ class Project:
         Raises:
             ValueError: Where it has no total.
         """
-        if name not in self.totals:
+        total = self.total_of(name)
+        if total is None:
             raise ValueError(f"[total] of {name} is missing; a first plan fixes it")
         costs = [phase.of_site(name) for phase in self.phases_of(name, account)]
-        return budget_.remaining(self.totals[name], costs)
+        return budget_.remaining(total, costs)
 
     @property
     def measure(self) -> Measure | None:
@@ -711,14 +742,26 @@ def _written(path: Path, *parts: Any, **options: Any) -> Project:
         arrays, content = _made(*parts, **options)
     with _files.writing("path", path):
         _files.create(path.with_suffix(".npz"), arrays)
-        _files.create(path, _sealed(content).encode())
-    return Project.load(path)
+        try:
+            _files.create(path, _sealed(content).encode())
+        except BaseException:
+            path.with_suffix(".npz").unlink()
+            raise
+    try:
+        return Project.load(path)
+    except BaseException:
+        # Nobody sends out a plan that is refused.
+        for file in (path, path.with_suffix(".npz")):
+            file.unlink()
+        raise
 
 
 def _following_settings(
     old: Project, names: tuple[str, ...], round: int, changes: Section
 ) -> dict[str, Any]:
     """Settings of a phase after another one."""
+    if not old.totals:
+        raise ValueError("[total] is missing in the plan before: begin a new project")
     settings = {**old.settings, **changes}
     left = old.plan.config.rounds - round
     if "rounds" not in changes:
@@ -728,48 +771,64 @@ def _following_settings(
     if "seed" not in changes:
         # Batches and signs of this phase are others.
         settings["seed"] = (old.seed + 1) % 2**32
-    network_section = dict(settings["network"])
+    adds_up = _adds_up(settings)
     if "network" not in changes:
+        network_section = dict(settings.pop("network"))
         edges = network_section["edges"]
         network_section["edges"] = [edge for edge in edges if {*edge} <= {*names}]
-        settings["network"] = network_section
-    if old.plan.guarantee.sum_only and "network" not in changes:
-        del settings["network"]
+        if not (adds_up or old.plan.guarantee.sum_only):
+            settings["network"] = network_section
     if "data" not in changes:
         counts = old.settings["data"].get("counts", {})
         kept = {name: count for name, count in counts.items() if name in names}
         settings["data"] = {"counts": kept} if kept else {}
-    total = dict(settings.get("total", {}))
-    if "total" not in changes and isinstance(total.get("epsilon"), Mapping):
-        total["epsilon"] = {k: v for k, v in total["epsilon"].items() if k in names}
-        settings["total"] = total
-    if not old.totals:
-        raise ValueError("[total] is missing in the plan before: begin a new project")
-    epsilons = {}
-    account = measures.account(settings)
-    totals = _totals(settings, names)
-    for name in names:
-        # Who joins has spent nothing.
-        epsilons[name] = totals[name].largest
-        if name in old.totals:
-            epsilons[name] = float(np.max(old.remaining(name, account).epsilon))
-    spent = [name for name in names if epsilons[name] < _LEAST_LEFT * totals[name].largest]
-    if spent:
-        raise ValueError(
-            f"[total] of {', '.join(spent)} is spent; leave the standing out, and the others go on"
-        )
-    if "budget" not in changes:
-        # Of a sum all sites state one epsilon.
-        least: Any = min(epsilons.values())
-        is_one = old.plan.guarantee.sum_only or len({*epsilons.values()}) == 1
-        settings["budget"] = {**settings["budget"], "epsilon": least if is_one else epsilons}
-    if old.plan.guarantee.sum_only and "noise" not in changes:
+    settings["total"] = _following_total(old, names, changes)
+    settings["budget"] = _following_budget(old, names, settings, changes.get("budget", {}))
+    if adds_up and "noise" not in changes:
         # What followed from the model and the network is made anew.
         settings["noise"] = [
             {key: value for key, value in section.items() if key != "size"}
             for section in settings["noise"]
         ]
     return settings
+
+
+def _following_total(old: Project, names: tuple[str, ...], changes: Section) -> dict[str, Any]:
+    """Totals of a phase after another one: those of before, and of who joins."""
+    before = old.settings["total"]
+    total = {**before, **changes.get("total", {})}
+    tables = (before["epsilon"], total["epsilon"])
+    if all(isinstance(table, Mapping) for table in tables):
+        total["epsilon"] = {**tables[0], **tables[1]}
+    if isinstance(total["epsilon"], Mapping):
+        total["epsilon"] = {k: v for k, v in total["epsilon"].items() if k in names}
+    return total
+
+
+def _following_budget(
+    old: Project, names: tuple[str, ...], settings: Section, changes: Section
+) -> dict[str, Any]:
+    """The budget of a phase after another one: what totals leave, or less."""
+    epsilons = {}
+    account = measures.account(settings)
+    totals = _totals(settings, names)
+    for name in names:
+        # Who joins has spent nothing.
+        epsilons[name] = totals[name].largest
+        if old.total_of(name) is not None:
+            epsilons[name] = float(np.max(old.remaining(name, account).epsilon))
+    spent = [name for name in names if epsilons[name] < _LEAST_LEFT * totals[name].largest]
+    if spent:
+        raise ValueError(
+            f"[total] of {', '.join(spent)} is spent; leave the standing out, and the others go on"
+        )
+    asked = changes.get("epsilon", np.inf)
+    if not isinstance(asked, Mapping):
+        epsilons = {name: min(asked, epsilon) for name, epsilon in epsilons.items()}
+        # Of a sum all sites state one epsilon.
+        is_one = _adds_up(settings) or len({*epsilons.values()}) == 1
+        asked = min(epsilons.values()) if is_one else epsilons
+    return {**old.settings["budget"], **changes, "epsilon": asked}
 
 
 def _mean_models(
@@ -840,6 +899,11 @@ def _file_name(name: object) -> str:
     return name
 
 
+def _shown(total: Budget | None) -> str:
+    """A total as a file has it."""
+    return "missing" if total is None else f"{total.largest:g} by {total.accountant}"
+
+
 def _given(models: Models, key: object) -> Models:
     """First models that are given, whatever the key."""
     del key
@@ -860,7 +924,10 @@ def _totals(settings: Section, names: tuple[str, ...]) -> dict[str, Budget]:
     check_keys("[total] epsilon ", epsilons, {*names})
     missing = [name for name in names if name not in epsilons]
     if missing:
-        raise ValueError(f"[total] epsilon of {', '.join(missing)} is missing; give one for each")
+        raise ValueError(
+            f"[total] epsilon of {', '.join(missing)} is missing; give one for each site: of who "
+            "joins in the file of --changes"
+        )
     delta = settings["budget"].get("delta")
     accountant: Any = section["accountant"]
     titles = {"epsilon": "[total] epsilon", "accountant": "[total] accountant"}

@@ -211,6 +211,15 @@ class SiteLoop:
         """The folder of the run."""
         return self._folder.path
 
+    def statement(self) -> str:
+        """What is guaranteed, of whose records; and the totals of all sites, where they differ."""
+        text = self.guarantee.statement()
+        totals = self.agreement.totals
+        if len({total.largest for total in totals.values()}) < 2:
+            return text
+        epsilons = [f"{name} {total.largest:g}" for name, total in totals.items()]
+        return f"Records of {self.name}: {text} Totals by site, in epsilon: {', '.join(epsilons)}."
+
     def save(self, path: _files.PathLike) -> None:
         """Write what may be published, readable without JAX: arrays by their paths, a statement,
         and the features and classes of the project's schema.
@@ -220,7 +229,7 @@ class SiteLoop:
         """
         assert self._state is not None
         released = jax.device_get(self.compute.released(self._state))
-        entries: dict[str, Any] = {"statement": np.array(self.guarantee.statement())}
+        entries: dict[str, Any] = {"statement": np.array(self.statement())}
         entries |= self.agreement.described()
         for place, leaf in jax.tree.leaves_with_path(released):
             entries[jax.tree_util.keystr(place)] = leaf[0]
@@ -524,6 +533,9 @@ class SiteLoop:
             conversation.give_up(self.waits.gone)
         fault = conversation.ended(is_stuck)
         if fault is not None:
+            _log.warning("%s", fault)
+            self._told = 0.0
+            self._tell(f"tells others: {fault}")
             # Who is gone is not met by all.
             self._linger(conversation.untold)
             raise ValueError(fault)

@@ -18,6 +18,7 @@ from dpjax import _files, _validate
 from dpjax._version import __version__
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
+from dpjax.plans.protect import Budget
 from dpjax.plans.settings import check_keys
 from dpjax.secagg.primitives import derived
 from dpjax.sites import data as data_
@@ -275,12 +276,14 @@ class _Programmed:
         average_rounds: How often sites average on after the last round, without noise.
         spoiled: Rounds without a sum after which sites that add up stop.
         phase: Of a plan without a file, the first.
+        totals: None: phases follow from files.
     """
 
     plan: Plan
     roster: Roster
     model: str
     phase: ClassVar[int] = 0
+    totals: ClassVar[Mapping[str, Budget]] = {}
     seed: int = 0
     average_rounds: int = 0
     spoiled: int = SPOILED

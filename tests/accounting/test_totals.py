@@ -820,8 +820,8 @@ def test_roundings_of_sums_take_their_part_of_a_total():
         stated.followed_by(sums_of_sites(rho=1e-4, failure=2e-8), planned=False)
     # By hand: what the total allows, stated at the delta that is left, is its epsilon.
     limit = budget.total_fields(total, release=True)["loss"].rho
-    kept = budget.total_fields(total, release=True)["added_epsilon"]
-    assert losses.Concentrated(limit).epsilon(0.99 * DELTA) + kept <= 3.0 * (1 + 1e-9)
+    reserve = budget.total_fields(total, release=True)["added_epsilon"]
+    assert losses.Concentrated(limit).epsilon(0.99 * DELTA) + reserve <= 3.0 * (1 + 1e-9)
     with pytest.raises(ValueError, match="rho of 2 phases"):
         sums_of_sites(rho=limit / 2).within(total).followed_by(
             sums_of_sites(rho=0.6 * limit), planned=False
@@ -839,10 +839,10 @@ def test_sums_and_gossip_compose_where_no_noise_is_shared():
         epsilon=math.inf, mu=0.05, attacker="outsider", sum_only=False, other_loss=None,
         accountant="gdp", dropouts=0, colluders=0,
     )  # fmt: skip
-    own = sums_of_sites(**gossip, secrets="own")
-    both = sums_of_sites().within(total).followed_by(own, planned=False)
+    unshared = sums_of_sites(**gossip, secrets="own")
+    joint = sums_of_sites().within(total).followed_by(unshared, planned=False)
     # The colluders of sums are those of both.
-    assert (both.attacker, both.colluders, both.dropouts) == ("aggregator", 1, 1)
+    assert (joint.attacker, joint.colluders, joint.dropouts) == ("aggregator", 1, 1)
     group = sums_of_sites(**gossip, secrets="group")
     with pytest.raises(ValueError, match="secrets is 'group' of a phase without sums"):
         sums_of_sites().within(total).followed_by(group, planned=False)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks import audit_sums
-from benchmarks.audit_sums import FAULTS, Runs
+from benchmarks import _audit_sums as audit_sums
+from benchmarks._audit_sums import FAULTS, Runs
 from dpjax.results import records
 
 pytest.importorskip("cryptography")

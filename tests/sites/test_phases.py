@@ -167,9 +167,9 @@ class Sites:
 
 @pytest.fixture
 def sites(tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sites]:
-    made = Sites(tmp_path, keys, monkeypatch)
-    yield made
-    made.stop()
+    world = Sites(tmp_path, keys, monkeypatch)
+    yield world
+    world.stop()
 
 
 def names_of(count: int) -> list[str]:
@@ -366,13 +366,13 @@ def problem_of(sites: Sites, plan: Project, name: str) -> Any:
 def after_two(tmp_path_factory: pytest.TempPathFactory, keys: Path) -> Iterator[Sites]:
     """Five sites of sums after two rounds, with their standings."""
     with pytest.MonkeyPatch.context() as patch:
-        made = Sites(tmp_path_factory.mktemp("after"), keys, patch)
-        made.write(5, SUMS)
-        made.start(*names_of(5), rounds=2)
-        made.finished(*names_of(5))
-        made.standings(*names_of(5))
-        yield made
-        made.stop()
+        world = Sites(tmp_path_factory.mktemp("after"), keys, patch)
+        world.write(5, SUMS)
+        world.start(*names_of(5), rounds=2)
+        world.finished(*names_of(5))
+        world.standings(*names_of(5))
+        yield world
+        world.stop()
 
 
 def standing(sites: Sites, *numbers: int) -> list[Path]:
@@ -388,8 +388,8 @@ FEWER = {"noise": [{"name": "Discrete", "colluders": 1}]}
 
 
 def test_a_phase_follows_for_a_majority_alone(after_two: Sites) -> None:
-    made = following(after_two, (0, 1, 2), "three.json", changes=FEWER)
-    assert made.names == tuple(names_of(3)) and made.plan.config.rounds == 4
+    third = following(after_two, (0, 1, 2), "three.json", changes=FEWER)
+    assert third.names == tuple(names_of(3)) and third.plan.config.rounds == 4
     with pytest.raises(ValueError, match="2 of 5 sites go on, which is no majority"):
         following(after_two, (3, 4), "two.json", joining=[after_two.certificate(6)])
     with pytest.raises(ValueError, match=r"site-01 goes on by its standing; do not join it"):
@@ -433,7 +433,7 @@ def test_standings_are_checked(after_two: Sites, tmp_path: Path) -> None:
 
 @pytest.mark.mutant
 def test_hostile_authors_of_a_phase_are_refused(after_two: Sites) -> None:
-    made = following(after_two, (0, 1, 2, 3), "four.json", changes=FEWER)
+    fourth = following(after_two, (0, 1, 2, 3), "four.json", changes=FEWER)
     folder = after_two.folder
     path = folder / "four.json"
     content = path.read_text(encoding="utf-8")
@@ -467,7 +467,7 @@ def test_hostile_authors_of_a_phase_are_refused(after_two: Sites) -> None:
     other["site-03"] = dict(after_two_roster(after_two, (6,)))["site-06"]
     refused(lambda stored: stored.update(roster=other), "another key than in an earlier phase")
     path.write_text(content, encoding="utf-8")
-    assert Project.load(path).digest == made.digest
+    assert Project.load(path).digest == fourth.digest
 
 
 def after_two_roster(sites: Sites, numbers: tuple[int, ...]) -> dict[str, str]:

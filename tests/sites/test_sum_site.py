@@ -53,6 +53,7 @@ class Agreed:
     seed = 3
     spoiled = 3
     phase = 0
+    totals: dict[str, Any] = {}
     average_rounds = 0
 
     def __init__(self, plan: dp.Plan, identities: Mapping[str, Identity]) -> None:
