@@ -154,8 +154,8 @@ class Ledger:
         Args:
             peer: The site.
         """
-        found = [one for run in self._runs.values() for one in run if one.name == peer]
-        return tuple(found[-_MOST_SHOWN:])
+        entries = [entry for run in self._runs.values() for entry in run if entry.name == peer]
+        return tuple(entries[-_MOST_SHOWN:])
 
     def take(self, peer: str, presences: Sequence[wire.Presence]) -> None:
         """Charge what another site shows of this one, and this ledger lacks.

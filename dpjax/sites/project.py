@@ -372,8 +372,8 @@ class Project:
         Args:
             name: The site's.
         """
-        found = [phase.totals[name] for phase in self.phases if name in phase.totals]
-        return found[-1] if found else None
+        stated = [phase.totals[name] for phase in self.phases if name in phase.totals]
+        return stated[-1] if stated else None
 
     @property
     def phases(self) -> list["Project"]:
@@ -694,31 +694,37 @@ def follow(
             accepted = accepted.renewed(Renewal.from_bytes(content))
         signed.append(base64.b64encode(content).decode())
     texts = {}
-    found = {}
+    standing_by_name = {}
     models = {}
     for file in standings:
         with _files.reading(file, "get the file again"):
             text, arrays = _files.unpacked(file)
             standing = _standing_of(text)
-        found[standing.name] = standing
+        standing_by_name[standing.name] = standing
         texts[standing.name] = text
         models[standing.name] = arrays
-    joined = dict(map(certificate_of, joining))
-    both = sorted(found.keys() & joined.keys())
-    _validate.refuse({f"{', '.join(both)} goes on by its standing; do not join it": bool(both)})
-    names = [name for name in old.names if name in found]
-    roster = Roster({name: old.roster[name] for name in names} | joined)
-    shared = [{round for round, _ in standing.rounds} for standing in found.values()]
+    entrants = dict(map(certificate_of, joining))
+    doubles = sorted(standing_by_name.keys() & entrants.keys())
+    _validate.refuse(
+        {f"{', '.join(doubles)} goes on by its standing; do not join it": bool(doubles)}
+    )
+    names = [name for name in old.names if name in standing_by_name]
+    roster = Roster({name: old.roster[name] for name in names} | entrants)
+    shared = [{round for round, _ in standing.rounds} for standing in standing_by_name.values()]
     common = set.intersection(*shared) if shared else set()
     if not common:
-        spans = [f"{name} {min(r)} to {max(r)}" for name, r in zip(found, shared, strict=True) if r]
+        spans = [
+            f"{name} {min(r)} to {max(r)}"
+            for name, r in zip(standing_by_name, shared, strict=True)
+            if r
+        ]
         raise ValueError(
             f"standings have no round in common ({', '.join(spans)}); start the site that is "
             "behind again until it has caught up, or leave it out and let it join"
         )
     round = max(common)
     with naming({}, "standings: "):
-        _check_standings(found, old, accepted, tuple(roster), round)
+        _check_standings(standing_by_name, old, accepted, tuple(roster), round)
     changes = measures.as_phase(changes or {})
     settings = _following_settings(old, tuple(roster), round, changes)
     after = {
@@ -728,7 +734,7 @@ def follow(
         "renewals": signed,
         "standings": [texts[name] for name in names],
     }
-    start = _mean_models(old, found, models, round)
+    start = _mean_models(old, standing_by_name, models, round)
     meaning = old.columns if schema is None else schema
     if settings["model"] != old.settings["model"] or schema is not None:
         start = []
@@ -782,6 +788,7 @@ def _following_settings(
         counts = old.settings["data"].get("counts", {})
         kept = {name: count for name, count in counts.items() if name in names}
         settings["data"] = {"counts": kept} if kept else {}
+    settings["budget"] = {**old.settings["budget"], **changes.get("budget", {})}
     settings["total"] = _following_total(old, names, changes)
     settings["budget"] = _following_budget(old, names, settings, changes.get("budget", {}))
     if adds_up and "noise" not in changes:
@@ -828,7 +835,7 @@ def _following_budget(
         # Of a sum all sites state one epsilon.
         is_one = _adds_up(settings) or len({*epsilons.values()}) == 1
         asked = min(epsilons.values()) if is_one else epsilons
-    return {**old.settings["budget"], **changes, "epsilon": asked}
+    return {**settings["budget"], "epsilon": asked}
 
 
 def _mean_models(

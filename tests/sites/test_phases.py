@@ -461,8 +461,8 @@ def test_hostile_authors_of_a_phase_are_refused(after_two: Sites) -> None:
     refused(lambda stored: stored["after"].update(file="four.json"), "four.json")
     refused(lambda stored: stored["after"].update(round=5), "lacks round 5")
     refused(lambda stored: stored["after"].update(standings=["AAAA"]), "no message|no standing")
-    refused(richer, "and was .*fixed before the first phase")
-    refused(none, r"\[total\] of site-00 is None, and was")
+    refused(richer, "is 30 by zcdp, and was 3 by zcdp; a total is fixed before the first phase")
+    refused(none, r"\[total\] of site-00 is missing, and was 3")
     other = dict(after_two_roster(after_two, (0, 1, 2)))
     other["site-03"] = dict(after_two_roster(after_two, (6,)))["site-06"]
     refused(lambda stored: stored.update(roster=other), "another key than in an earlier phase")
@@ -542,11 +542,35 @@ def test_totals_may_be_unequal(sites: Sites) -> None:
     changes = {"rounds": 2, "network": {"edges": edges}}
     second = follow(plan, files, sites.folder / "plan-2.json", changes=changes)
     assert second.names == ("site-00", "site-02", "site-03")
+    # Who joins has a total of its own; others keep theirs, and give what they have at most.
+    joins = [sites.certificate(6)]
+    with pytest.raises(ValueError, match="site-06 is missing; .* in the file of --changes"):
+        follow(plan, files, sites.folder / "joins.json", joining=joins, changes=changes)
+    edges = [*edges, ["site-03", "site-06"]]
+    wider = {"rounds": 2, "network": {"edges": edges}, "budget": {"epsilon": 2.5}}
+    wider["total"] = {"epsilon": {"site-06": 2.0}}
+    third = follow(plan, files, sites.folder / "joins.json", joining=joins, changes=wider)
+    assert third.totals["site-06"].epsilon == 2.0 and third.totals["site-00"].epsilon == 4.0
+    budgets = third.settings["budget"]["epsilon"]
+    assert budgets["site-00"] == 2.5 and 1.9 < budgets["site-06"] < 2.0
+    (sites.folder / "elsewhere").mkdir()
+    for suffix in (".json", ".npz"):
+        content = (sites.folder / f"joins{suffix}").read_bytes()
+        (sites.folder / f"elsewhere/joins{suffix}").write_bytes(content)
+    with pytest.raises(ValueError, match="phase before it, plan.json and its .npz, is not beside"):
+        Project.load(sites.folder / "elsewhere/joins.json")
     # Squares of mu add up.
     rest = budget.remaining(Budget(4.0, 1e-4), [second.phases[0].of_site("site-00")])
     assert second.plan.config.budget.largest == pytest.approx(rest.epsilon)
-    with pytest.raises(ValueError, match="site-01: .*more than the total's"):
+    match = (
+        r"site-01: \[budget\] epsilon is .*, and the total of 1 leaves 0.99.*; give at most that"
+    )
+    with pytest.raises(ValueError, match=match):
         sites.write(4, settings | {"budget": {"epsilon": 1.5, "delta": 1e-4}}, "dear.json")
+    # Nothing is left of a plan that is refused.
+    assert not list(sites.folder.glob("dear*"))
+    assert "Records of site-00: (epsilon = 4" in sites.members["site-00"].statement()
+    assert "site-01 1, site-02 4" in sites.members["site-00"].statement()
     for change, match in (
         ({"epsilon": {"site-00": 1.0}}, "epsilon of site-01, site-02, site-03 is missing"),
         ({"epsilon": 3.0, "price": 1}, "price"),
