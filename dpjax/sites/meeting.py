@@ -321,9 +321,13 @@ class Meeting:
         """How many sites may take part no more, so that the run goes on."""
         return 0
 
-    def ended(self) -> str | None:
-        """Why the run has ended before its last round; None where it has not."""
-        if len(self.departed) <= self.spare:
+    def ended(self, is_stuck: bool) -> str | None:
+        """Why the run has ended before its last round; None where it has not.
+
+        Args:
+            is_stuck: Whether this site has waited for longer than anybody should.
+        """
+        if len(self.departed) <= (0 if is_stuck else self.spare):
             return None
         texts = []
         for name, leave in self.departed.items():

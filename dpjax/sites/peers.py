@@ -443,6 +443,12 @@ class PeerSums:
             self._utter(peer, wire.At(self.round, 0))
         self._stop_if_spoiled()
 
+    def withdraw(self) -> None:
+        """Say that this site is in no sum of this round, unless it has one: it leaves."""
+        if self.outcome is None:
+            self.spent = True
+            self._say_void()
+
     def finish(self) -> None:
         """Say to all that no round is left, and to one site what came of the last one.
 

@@ -37,6 +37,7 @@ from dpjax._version import __version__
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import parties
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.rounding import up
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.data.partition import Partition
@@ -99,6 +100,14 @@ _KEPT = (
     "Links are encrypted, with certificates at both ends. At the end {}. For its operator a site "
     "keeps the audit file, digests of all messages and its metrics."
 )
+_SPENDING = """
+## What all phases spend
+
+This is phase {phase} of a project. Totals were fixed before; each site's ledger holds them.
+
+{lines}
+"""
+_LEFT = "it still has its keys and all that it saw, and is one of those that may collude"
 _GROUP = """\
 - A group's sites delete all copies of its secret's file after the run.
 """
@@ -491,6 +500,25 @@ class Project:
             return problem
         return dataclasses.replace(problem, init=functools.partial(_given, self.start))
 
+    def spending(self) -> list[str]:
+        """Return what each site may spend, has spent and has left, a line each.
+
+        What phases cost is rounded up.
+        """
+        lines = []
+        for account in self.accounts:
+            records = "records to train on" if account == "training" else "records held out"
+            for site, total in self.totals.items():
+                phases = self.phases_of(site, account)
+                numbers = ", ".join(str(phase.phase + 1) for phase in phases) or "none"
+                costs = ", ".join(up(phase.of_site(site).epsilon) for phase in phases) or "0"
+                left = self.remaining(site, account).epsilon
+                lines.append(
+                    f"{site}, {records}: total {total.largest:g}, phases {numbers} with epsilon "
+                    f"{costs}, left {left:.4g}, at delta {total.delta:g}"
+                )
+        return lines
+
     def document(self) -> str:
         """Return a page in Markdown for a data protection officer, made from the plan."""
         guarantee = _stated(self.plan)
@@ -521,6 +549,12 @@ class Project:
         columns = [f"- {column.described}" for column in self.schema.columns]
         columns.append(f"- the label, {self.schema.label.described}")
         paragraphs = _PARAGRAPHS.split(guarantee.statement())
+        spending = ""
+        if self.totals:
+            earlier = {name for phase in self.phases for name in phase.names} - {*self.names}
+            lines = [f"- {line}" for line in self.spending()]
+            lines += [f"- {name} has left: {_LEFT}" for name in sorted(earlier)]
+            spending = _SPENDING.format(phase=self.phase + 1, lines="\n".join(lines))
         return _PAGE.read_text(encoding="utf-8").format(
             project=self,
             sites="\n".join(rows),
@@ -533,6 +567,7 @@ class Project:
             counts="does not tell" if self.plan.counts is None else "tells",
             statement="\n\n".join(textwrap.fill(text, _WIDTH) for text in paragraphs),
             warning=warning,
+            spending=spending,
             together=textwrap.fill(_TOGETHER[str(guarantee.secrets)], _WIDTH),
             group=_GROUP if guarantee.secrets in ("group", "shared") else "",
         )

@@ -527,9 +527,10 @@ class SiteLoop:
             return
         if (self.folder / LEAVING).exists():
             raise _Leaving
-        if waited > self.waits.gone:
+        is_stuck = waited > self.waits.gone
+        if is_stuck:
             conversation.give_up(self.waits.gone)
-        fault = conversation.ended()
+        fault = conversation.ended(is_stuck)
         if fault is not None:
             # Who is gone is not met by all.
             self._linger(conversation.untold)

@@ -156,8 +156,7 @@ def site(
     kind = SumSite if project.plan.guarantee.sum_only else Site
     try:
         if isinstance(project, Project):
-            place = _ledger_folder(project, values)
-            ledger = Ledger(place, project, site_identity.name, channel.insecure)
+            ledger = _ledger(project, values, channel.insecure)
             ledger.bind(records, project.accounts)
             nonce = folder / "nonce"
             if not (folder / SUCCESSOR).exists():
@@ -229,22 +228,12 @@ def ledger_lines(path: _files.PathLike, insecure: bool = False) -> list[str]:
     name = _validate.one_of("name", values["name"], project.names)
     place = _ledger_folder(project, values)
     lines = [f"project {project.root}, phase {project.phase + 1}"]
-    for account in project.accounts:
-        records = "records to train on" if account == "training" else "records held out"
-        for site, total in project.totals.items():
-            phases = project.phases_of(site, account)
-            numbers = ", ".join(str(phase.phase + 1) for phase in phases) or "none"
-            epsilons = ", ".join(f"{phase.of_site(site).epsilon:.4g}" for phase in phases) or "0"
-            left = project.remaining(site, account).epsilon
-            lines.append(
-                f"{site}, {records}: total {total.largest:g}, phases {numbers} with epsilon "
-                f"{epsilons}, left {left:.4g}, at delta {total.delta:g}"
-            )
-    if not project.totals:
-        lines.append("[total] is not in the first plan: no phase may follow, and runs add up")
+    lines += project.spending() or [
+        "[total] is not in the first plan: no phase may follow, and runs add up"
+    ]
     stated = project.of_site(name)
     if place.is_dir():
-        with contextlib.closing(Ledger(place, project, name, insecure)) as ledger:
+        with contextlib.closing(_ledger(project, values, insecure)) as ledger:
             for plan, nonce in ledger.runs:
                 lines.append(f"charged: plan {plan}, nonce {nonce.hex()[:16]}")
             if ledger.runs:
@@ -271,6 +260,11 @@ def _ledger_folder(project: Project, values: _Settings) -> Path:
     if "ledger" in values:
         return home / values["ledger"]
     return (home / values["folder"]).with_name(f"{values['name']}.{project.root[:8]}.ledger")
+
+
+def _ledger(project: Project, values: _Settings, insecure: bool) -> Ledger:
+    """The ledger that settings name, or that stands beside the run."""
+    return Ledger(_ledger_folder(project, values), project, values["name"], insecure)
 
 
 def _digest_of(problem: Problem) -> bytes:

@@ -117,6 +117,12 @@ class SumMeeting(Meeting):
         """Who is away is missing from sums, as long as there are enough."""
         return len(self.neighbours) + 1 - self.sums.terms.minimum
 
+    def leave(self) -> None:
+        """Say that it has no sum of this round, which nobody waits for then, and leave."""
+        with self._guard:
+            self.sums.withdraw()
+        super().leave()
+
     def parted(self, peer: Neighbour) -> None:
         """Wait no longer for a site."""
         if self.run:

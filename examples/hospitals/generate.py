@@ -2,7 +2,7 @@
 
 For each hospital it writes a folder with records.csv, in the hospital's own words and dialect, and
 data.toml, which says how to read them by schema.toml. Nobody's data are in them. With --sites there
-are up to nine, in the words of these three.
+are up to nine, in the words of these three, and with --counts each has so many records.
 """
 
 import argparse
@@ -105,8 +105,9 @@ def written(value, words, dialect):
     return str(value).replace(".", dialect.get("decimal", "."))
 
 
-def main(folder, sites=3):
-    for number, name in enumerate(list(COUNTS)[:sites]):
+def main(folder, counts=None, seed=40):
+    counts = counts or list(COUNTS.values())[:3]
+    for number, (name, count) in enumerate(zip(COUNTS, counts, strict=False)):
         # Whose words and rates it has.
         country = list(HOSPITALS)[number % 3]
         text = HOSPITALS[country]
@@ -114,7 +115,7 @@ def main(folder, sites=3):
         place.mkdir(parents=True, exist_ok=True)
         (place / "data.toml").write_text(text, encoding="utf-8")
         dialect = tomllib.loads(text)
-        columns = records(COUNTS[name], RATES[country], np.random.default_rng([40, number]))
+        columns = records(count, RATES[country], np.random.default_rng([seed, number]))
         table = [["id", *(dialect["names"].get(column, column) for column in columns)]]
         # The hospital's word for the schema's.
         words = {
@@ -132,12 +133,15 @@ def main(folder, sites=3):
         with open(place / dialect["file"], "w", encoding=encoding, newline="") as file:
             delimiter = dialect.get("delimiter", ",")
             csv.writer(file, delimiter=delimiter, quoting=quoting).writerows(table)
-        print(f"written: {place / dialect['file']}, {COUNTS[name]} records")
+        print(f"written: {place / dialect['file']}, {count} records")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sites", type=int, default=3, help="3 to 9")
+    parser.add_argument("--counts", type=int, nargs="+", help="records of each site")
+    parser.add_argument("--seed", type=int, default=40)
     arguments = parser.parse_args()
-    main(arguments.folder, arguments.sites)
+    usual = list(COUNTS.values())[: arguments.sites]
+    main(arguments.folder, arguments.counts or usual, arguments.seed)

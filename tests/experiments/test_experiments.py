@@ -23,7 +23,7 @@ TEXTS = ("sst2", "bpe")
 PRESETS = (
     *("cifar_doppler", "compare", "dome_gossip", "doppler_decentralised", "doppler_spectra"),
     *("mafalda_housing", "tracking_fusion", "tracking_leakage", "tracking_mnist"),
-    *("whisper_departure", "whisper_logistic", "whisper_quadratic"),
+    *("sites_accuracy", "whisper_departure", "whisper_logistic", "whisper_quadratic"),
 )
 
 

@@ -36,6 +36,8 @@ DRAWN = {
     "glue_doppler": ("round", "test_loss", "design", [FINAL, "budget_epsilon=8"]),
     "mafalda_housing": ("epsilon", "test_loss", "design", ["graph=florentine"]),
     "pndp_accounting": ("pairs", "mean", "algorithm", ["mixing=uniform"]),
+    "sites_accuracy": ("budget_epsilon", "test_accuracy", "design",
+                       [FINAL, "agents=9", "way=sites"]),
     "spacetime_tradeoff": ("rounds", "test_loss", "design", [FINAL, "graph=ring"]),
     "tracking_fusion": ("gamma", "rounds", "algorithm",
                         ["setting=1", "norm=an agent", "steps=tuned"]),

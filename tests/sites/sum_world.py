@@ -77,6 +77,8 @@ class World:
         # Everything that went out, by kind and sender.
         self.masked: dict[tuple[str, int], set[bytes]] = defaultdict(set)
         self.keys: dict[tuple[str, int, int], set[bytes]] = defaultdict(set)
+        # Kinds of messages that each site has said in round 1.
+        self.words: set[tuple[str, type]] = set()
 
     def start(self, *names: str) -> None:
         for name in names or self.names:
@@ -134,6 +136,8 @@ class World:
     def record(self, sender: str, frame: wire.Frame) -> None:
         if isinstance(frame, wire.Word) and frame.sender == sender:
             message = decoded(frame.payload)
+            if frame.round == 1:
+                self.words.add((sender, type(message)))
             if isinstance(message, MaskedVector):
                 self.masked[sender, frame.round].add(frame.payload)
             if isinstance(message, Keys):

@@ -103,6 +103,7 @@ class Member:
     name = "turin"
     round = 2
     awaited = ()
+    has_left = False
     guarantee = SimpleNamespace(caption=lambda: "a caption", statement=lambda: "a statement")
     agreement = SimpleNamespace(digest="of the plan", roster=SimpleNamespace(digest="of names"))
 

@@ -4,6 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from dpjax.secagg.messages import (
+    Confirm,
+    Confirmed,
+    Delivery,
+    Hello,
+    Keys,
+    MaskedVector,
+    Request,
+    Shares,
+    UnmaskingShares,
+)
 from dpjax.sites import wire
 from dpjax.sites.identity import Identity
 from dpjax.sites.peers import PeerTerms
@@ -92,3 +103,40 @@ def test_an_aggregator_counts_as_a_colluder() -> None:
         PeerTerms(6, 8, 20, None, 0.0, 0.0, "semi_malicious")
     with pytest.raises(ValueError, match="at most 100"):
         PeerTerms(101, 8, 20, None, 0.02, 0.0, "semi_malicious")
+
+
+# The second round's aggregator is the second site.
+STAGES = [("site-04", kind) for kind in (Keys, Shares, MaskedVector, Confirm, UnmaskingShares)]
+STAGES += [("site-01", kind) for kind in (Hello, Delivery, Request, Confirmed)]
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("in_order", [False, True], ids=["gone", "in order"])
+@pytest.mark.parametrize(("name", "stage"), STAGES, ids=lambda of: getattr(of, "__name__", of))
+def test_departures_in_every_stage(
+    tmp_path: Path, identities: dict[str, Identity], name: str, stage: type, in_order: bool
+) -> None:
+    """Others go on without a site, or wait for its word alone; who leaves in order has said it."""
+    world = World(tmp_path, identities, rounds=4)
+    world.start()
+    while (name, stage) not in world.words:
+        assert not world.done
+        world.step()
+    if in_order:
+        world.sites[name].withdraw()
+        for peer in world.names:
+            while world.queues[name, peer] and peer in world.sites:
+                world.deliver(name, peer)
+    world.kill(name)
+    while not world.done and world.now < 500:
+        world.step()
+    world.check()
+    stuck = {other: site.missing() for other, site in world.sites.items() if site.round < 4}
+    if in_order or not stuck:
+        assert not stuck
+        return
+    # The vectors were out, and who added up is gone: all others say that there is none.
+    assert name == "site-01" and len(stuck) == 5
+    for other, missing in stuck.items():
+        assert world.sites[other].spent
+        assert missing == [f"a sum, or word that there is none, of {name}"]

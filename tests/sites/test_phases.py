@@ -256,7 +256,7 @@ def test_words_of_departures_are_checked(sites: Sites) -> None:
     content = wire.leave_content(meeting.run, 0, 1)
     signature = sites.identity(2).sign("leave", content)
     meeting._take(peer, wire.Leave(names[2], 1, signature))
-    assert "left in order" in str(meeting.ended())
+    assert "left in order" in str(meeting.ended(is_stuck=False))
     for leave, message in (
         (wire.Leave(names[3], 1, signature), "did not sign"),
         (wire.Leave(names[2], 2, signature), "did not sign"),
@@ -787,3 +787,22 @@ def test_a_partition_during_the_plan_lets_one_part_begin_at_most(sites: Sites) -
         sites.site(names[4], "first.json")
     with pytest.raises(ValueError, match="a site signs one|another process uses"):
         sites.site(names[0], "four.json")
+
+
+def test_the_page_and_the_ledger_say_what_phases_spend(after_two: Sites) -> None:
+    second = following(after_two, (0, 1, 2, 3), "page.json", changes=FEWER | {"rounds": 1})
+    page = " ".join(second.document().split())
+    assert "This is phase 2 of a project" in page
+    assert "site-00, records to train on: total 3, phases 1, 2 with epsilon 2" in page
+    assert "site-04 has left: it still has its keys" in page
+    path = after_two.folder / "site.toml"
+    lines = {"name": "site-00", "plan": "page.json", "folder": "site-00/run"}
+    path.write_text("".join(f'{key} = "{value}"\n' for key, value in lines.items()))
+    printed = start.ledger_lines(path)
+    assert printed[0] == f"project {second.root}, phase 2"
+    assert any("site-03, records to train on: total 3" in line for line in printed)
+    assert any(line.startswith(f"charged: plan {second.root}") for line in printed)
+    assert "(epsilon = 3, delta" in "\n".join(printed) and "outsider" in printed[-1]
+    # Before there is a ledger, and without totals.
+    path.write_text(path.read_text().replace("site-00/run", "nowhere/run"))
+    assert not any(line.startswith("charged") for line in start.ledger_lines(path))
