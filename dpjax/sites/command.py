@@ -137,8 +137,7 @@ def standing_command(
     """
     from dpjax.sites import start
 
-    values = start.settings_of(settings)
-    member = start.site(values["plan"], values["data"], values, insecure_loopback=insecure_loopback)
+    member = start.site_of(settings, insecure_loopback)
     try:
         path = out or settings.parent / f"{member.name}.standing"
         standing = member.standing(path)
@@ -216,10 +215,13 @@ def leave_command(folder: tyro.conf.Positional[Path]) -> int:
     Args:
         folder: Of its run.
     """
-    from dpjax.sites.site import LEAVING
+    from dpjax.sites.site import LEAVING, SUCCESSOR
 
     if not (folder / "run").exists():
         raise _validate.refusal("folder", str(folder), "name that of a run that has begun")
+    if (folder / SUCCESSOR).exists():
+        remedy = "its phase has ended; name the folder of this phase, run.1 for the second one"
+        raise _validate.refusal("folder", str(folder), remedy)
     with _files.writing("folder", folder):
         with contextlib.suppress(FileExistsError):
             _files.create(folder / LEAVING, b"")
@@ -303,16 +305,10 @@ def _run(settings: Path, insecure_loopback: bool) -> int:
     """Run a site whose log is open."""
     from dpjax.sites import start
 
-    values = start.settings_of(settings)
-    for name in ("plan", "data"):
-        if name not in values:
-            raise ValueError(
-                f"{settings}: {name} is missing; the page 'Real sites' of the manual has one"
-            )
-    if "listen" not in values:
+    if "listen" not in start.settings_of(settings):
         # Of handshakes the end that dials learns all from its channel, in one line.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    member = start.site(values["plan"], values["data"], values, insecure_loopback=insecure_loopback)
+    member = start.site_of(settings, insecure_loopback)
     try:
         _LOG.info("%s: %s", member.name, member.guarantee.caption())
         agreement = member.agreement

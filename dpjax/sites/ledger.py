@@ -22,8 +22,11 @@ __all__ = ["Ledger"]
 
 _FILE = "charges"
 _RECORDS = "records"
+"""A line for each digest of records that a charged run read."""
+_INSECURE = "insecure"
+"""A file that is there once a run was charged whose links were not encrypted."""
 _MOST_SHOWN = 32
-"""Runs of another site that a hello shows."""
+"""Runs of another site that a hello shows, and so all that a ledger may have."""
 PLAN_ITEM = "plan"
 """The item of a presence's terms that has the digest of its plan."""
 PROJECT_ITEM = "project"
@@ -77,11 +80,14 @@ class Ledger:
     def __init__(
         self, path: _files.PathLike, costs: Costs, name: str, insecure: bool = False
     ) -> None:
-        self._insecure = insecure
         self._nonce = b""
+        self._records = b""
         self._folder = Folder(path)
+        # What one run showed in the clear no later one hides.
+        self.insecure = insecure or self._folder.read(_INSECURE) is not None
         self._costs = costs
         self.name = name
+        self._all_records = set(self._folder.lines(_RECORDS))
         # By plan and nonce, the presences of all sites of the run, or this one's alone.
         self._runs: dict[tuple[str, bytes], tuple[wire.Presence, ...]] = {}
         for line in self._folder.lines(_FILE):
@@ -111,10 +117,17 @@ class Ledger:
         return self._stated({*self._runs, (self._costs.digest, nonce)})
 
     def _stated(self, places: Collection[tuple[str, bytes]]) -> Guarantee:
-        return self._costs.guarantee_of(self.name, [plan for plan, _ in places], self._insecure)
+        if len(places) > _MOST_SHOWN:
+            raise ValueError(
+                f"runs of {self.name} are {len(places)} in this project, more than the "
+                f"{_MOST_SHOWN} that other sites can show of a lost ledger; begin a new project"
+            )
+        return self._costs.guarantee_of(self.name, [plan for plan, _ in places], self.insecure)
 
     def bind(self, records: bytes, accounts: Sequence[str]) -> None:
-        """Note which records are held out, which stay so where these have their own account.
+        """Refuse other held-out records than before, where these have their own account.
+
+        What is given is noted with the next run that is charged.
 
         Args:
             records: Digest of the records, of the share held out, and of the seed that draws it.
@@ -123,14 +136,12 @@ class Ledger:
         Raises:
             ValueError: Where a record that is held out may have been trained on before.
         """
-        noted = self._folder.read(_RECORDS)
-        if noted is None:
-            self._folder.create(_RECORDS, records)
-        elif noted != records and len(accounts) > 1:
+        self._records = records.hex().encode()
+        if len(accounts) > 1 and not self._all_records <= {self._records}:
             raise ValueError(
                 "[data] file or held_out is another than in an earlier phase, so that records may "
                 "be held out which were trained on, and each kind has a total of its own; give "
-                "those of before, or begin a new project"
+                "those of all phases before, or begin a new project"
             )
 
     def charge(self, presences: Mapping[str, wire.Presence]) -> None:
@@ -141,12 +152,26 @@ class Ledger:
 
         Raises:
             ValueError: Where it passes the site's total.
+            MustLeave: Where this site's nonce has served in a run with others.
         """
         mine = presences[self.name]
         self.guarantee(mine.nonce)
-        if self._place(mine) not in self._runs:
+        if self._records and self._records not in self._all_records:
+            self._folder.append(_RECORDS, self._records)
+            self._all_records.add(self._records)
+        if self.insecure and self._folder.read(_INSECURE) is None:
+            self._folder.create(_INSECURE, b"")
+        charged = self._runs.get(self._place(mine))
+        if charged is None:
             others = [presence for name, presence in presences.items() if name != self.name]
             self._add((mine, *others))
+        elif len(charged) > 1 and any(
+            presences[other.name].nonce != other.nonce for other in charged
+        ):
+            raise MustLeave(
+                f"the nonce of this folder began another run of {self.name}: it was restored from "
+                "a backup, or is a copy; name another folder, whose run is charged, too"
+            )
 
     def shown(self, peer: str) -> tuple[wire.Presence, ...]:
         """The presences of another site in runs that are charged here, for the hello.

@@ -325,10 +325,11 @@ class Project:
                         f"{name} has another key than in an earlier phase; give its certificate of "
                         "the key that the first plan pins, or another name"
                     )
-                if phase.totals.get(name) not in (None, self.totals.get(name)):
+                # One that the first plan lacks cannot be fixed before it any more.
+                if name in phase.names and phase.totals.get(name) != self.totals.get(name):
                     raise ValueError(
                         f"[total] of {name} is {_shown(self.totals.get(name))}, and was "
-                        f"{_shown(phase.totals[name])}; a total is fixed before the first phase"
+                        f"{_shown(phase.totals.get(name))}; a total is fixed before the first phase"
                     )
         if not self.totals:
             raise ValueError("[total] is missing, without which no phase follows; see [total]")
@@ -337,7 +338,8 @@ class Project:
         if f"{_START}0" in arrays:
             values = [arrays[f"{_START}{number}"] for number in range(len(leaves))]
             for value, leaf in zip(values, leaves, strict=True):
-                if value.shape != leaf.shape or not np.isfinite(value).all():
+                is_alike = value.shape == leaf.shape and value.dtype == leaf.dtype
+                if not is_alike or not np.isfinite(value).all():
                     raise ValueError("its first models are none of this model's")
             start = jax.tree.unflatten(structure, values)
         return dataclasses.replace(
@@ -445,7 +447,7 @@ class Project:
             if phase.account == self.account:
                 costs.append(phase.of_site(name).replace(insecure=insecure))
         total = self.totals.get(name)
-        if total is None:
+        if total is None or not costs:
             return self.of_site(name).replace(insecure=insecure)
         stated = costs[0].within(total)
         for cost in costs[1:]:
@@ -689,8 +691,8 @@ def follow(
     accepted = old.roster
     signed = []
     for file in renewals:
-        content = Path(file).read_bytes()
         with _files.reading(file, "get the file of the renewal again"):
+            content = Path(file).read_bytes()
             accepted = accepted.renewed(Renewal.from_bytes(content))
         signed.append(base64.b64encode(content).decode())
     texts = {}
@@ -746,18 +748,16 @@ def _written(path: Path, *parts: Any, **options: Any) -> Project:
     """Write the two files of a plan, and return what they hold."""
     with _as_file():
         arrays, content = _made(*parts, **options)
-    with _files.writing("path", path):
-        _files.create(path.with_suffix(".npz"), arrays)
-        try:
-            _files.create(path, _sealed(content).encode())
-        except BaseException:
-            path.with_suffix(".npz").unlink()
-            raise
+    written: list[Path] = []
     try:
+        for file, data in (path.with_suffix(".npz"), arrays), (path, _sealed(content).encode()):
+            with _files.writing("path", file):
+                _files.create(file, data)
+            written.append(file)
         return Project.load(path)
     except BaseException:
-        # Nobody sends out a plan that is refused.
-        for file in (path, path.with_suffix(".npz")):
+        # What no site can load takes no name.
+        for file in written:
             file.unlink()
         raise
 

@@ -274,7 +274,9 @@ class SiteLoop:
                 f"folder is {str(self.folder)!r}, of a phase that {self.name} has ended: it signed "
                 f"the plan {successor.decode()} after it; name that plan in site.toml"
             )
-        if self._folder.read(f"{LEFT}{self.name}") is not None:
+        has_left = self._folder.read(f"{LEFT}{self.name}") is not None
+        # Killed before all knew it, it says so again.
+        if has_left and self._folder.read(LEAVING) is None:
             raise ValueError(
                 f"folder is {str(self.folder)!r}, of a run that {self.name} has left in order; "
                 "join again by a plan after it"
@@ -307,10 +309,10 @@ class SiteLoop:
 
     def _draw(self) -> None:
         """Take the noise that is drawn for the run, whose name is known."""
-        if self.round >= self.compute.rounds:
+        conversation = self._conversation
+        if self.round >= self.compute.rounds or self.name in conversation.departed:
             self._forget()
             return
-        conversation = self._conversation
         secret = self._group_secret or self._kept("secret")
         holder = ",".join(self._group)
         phase = self.agreement.phase
@@ -389,6 +391,8 @@ class SiteLoop:
     def _meet(self) -> None:
         """Wait for who takes part, and take the noise of the run."""
         conversation = self._conversation
+        if self.name in conversation.departed:
+            raise _Leaving
         if not conversation.run:
             self._wait(conversation.absent)
             self._draw()
@@ -403,6 +407,10 @@ class SiteLoop:
         self.has_left = True
         self._forget()
         self._wait(conversation.untold, self.waits.linger, "leaves, and tells")
+        for name in conversation.untold():
+            _log.warning("%s does not know that %s leaves; start this site again", name, self.name)
+        if not conversation.untold():
+            self._folder.delete(LEAVING)
         conversation.end()
         self._told = 0.0
         self._tell("is done: it has left in order")

@@ -91,9 +91,10 @@ def site(
         settings: ``site.toml``, or its values: name, certificate, key, authority, folder,
             neighbours (name = "host:port"); where they apply listen ("host:port"), relays (name =
             "host:port") in place of both, secret (the file of a group's), held_out (the share that
-            measures), departed (names), renewals (files), ledger (a folder, beside the run's unless
-            it is named), waits (late, linger, gone) and limits. Beside a plan, certificates (files
-            of all sites, in the order of its agents), seed, average_rounds and spoiled.
+            measures), departed (names), renewals (files), ledger (a folder, by default beside the
+            run's: NAME.PROJECT.ledger), waits (late, linger, gone) and limits. Beside a plan,
+            certificates (files of all sites, in the order of its agents), seed, average_rounds and
+            spoiled.
         insecure_loopback: Run without TLS, on one machine.
 
     Returns:
@@ -137,10 +138,12 @@ def site(
     identity = functools.partial(Identity.load, values["name"], **files)
     secret = shared_secret(home / values["secret"]) if "secret" in values else None
     site_identity = identity()
-    summary = records = None
+    summary = None
     is_own = isinstance(data, Problem)
     if isinstance(data, Problem):
         problem = data
+        # Nobody knows which of them a file has, or holds out.
+        records = _digest_of(data)
     else:
         problem, summary, records = _problem(project, site_identity.name, data, values)
     leaves = jax.tree.leaves(jax.eval_shape(problem.init, jax.random.key(0)))
@@ -151,14 +154,16 @@ def site(
     waits = Waits(**values.get("waits", {}))
     folder = phase_folder(home / values["folder"], project.phase)
     ledger = None
-    if isinstance(project, Project):
-        ledger = _ledger(project, values, home, channel.insecure)
-        if records is not None:
-            ledger.bind(records, project.accounts)
     kind = SumSite if project.plan.guarantee.sum_only else Site
     try:
         if isinstance(project, Project):
-            _end_phase_before(project, site_identity.name, home / values["folder"], secret)
+            ledger = _ledger(project, values, channel.insecure)
+            ledger.bind(records, project.accounts)
+            nonce = folder / "nonce"
+            if not (folder / SUCCESSOR).exists():
+                # Before an end that nothing takes back.
+                ledger.guarantee(nonce.read_bytes() if nonce.exists() else b"")
+            _end_phases_before(project, site_identity.name, home / values["folder"], secret)
         made = kind(
             project,
             problem,
@@ -184,6 +189,30 @@ def site(
     return made
 
 
+def _check_there(path: _files.PathLike, values: _Settings, names: tuple[str, ...]) -> None:
+    """Refuse a file without some settings."""
+    for name in names:
+        if name not in values:
+            raise ValueError(
+                f"{path}: {name} is missing; the page 'Real sites' of the manual has one"
+            )
+
+
+def site_of(path: _files.PathLike, insecure_loopback: bool = False) -> SiteLoop:
+    """Return the site of a file of settings.
+
+    Args:
+        path: ``site.toml``.
+        insecure_loopback: As in `site`.
+
+    Raises:
+        ValueError: As `site`.
+    """
+    values = settings_of(path)
+    _check_there(path, values, ("plan", "data"))
+    return site(values["plan"], values["data"], values, insecure_loopback=insecure_loopback)
+
+
 def ledger_lines(path: _files.PathLike, insecure: bool = False) -> list[str]:
     """Return what each site of a project may spend, has spent and has left, line by line.
 
@@ -195,30 +224,25 @@ def ledger_lines(path: _files.PathLike, insecure: bool = False) -> list[str]:
         ValueError: As `site`.
     """
     values = settings_of(path)
-    home = Path(values["home"])
-    project = Project.load(home / values["plan"])
-    name = values["name"]
-    place = home / values.get("ledger", f"{values['folder']}.ledger")
+    _check_there(path, values, ("name", "plan", "folder"))
+    project = Project.load(Path(values["home"], values["plan"]))
+    name = _validate.one_of("name", values["name"], project.names)
+    place = _ledger_folder(project, values)
     lines = [f"project {project.root}, phase {project.phase + 1}"]
     lines += project.spending() or [
         "[total] is not in the first plan: no phase may follow, and runs add up"
     ]
     stated = project.of_site(name)
     if place.is_dir():
-        with contextlib.closing(_ledger(project, values, home, insecure)) as ledger:
+        with contextlib.closing(_ledger(project, values, insecure)) as ledger:
             for plan, nonce in ledger.runs:
                 lines.append(f"charged: plan {plan}, nonce {nonce.hex()[:16]}")
             if ledger.runs:
-                stated = project.guarantee_of(name, [plan for plan, _ in ledger.runs], insecure)
+                runs = [plan for plan, _ in ledger.runs]
+                stated = project.guarantee_of(name, runs, ledger.insecure)
     lines.append(stated.statement())
     lines.append(str(stated.protection()))
     return lines
-
-
-def _ledger(project: Project, values: _Settings, home: Path, insecure: bool) -> Ledger:
-    """The ledger that settings name, or that stands beside the run."""
-    place = home / values.get("ledger", f"{values['folder']}.ledger")
-    return Ledger(place, project, values["name"], insecure)
 
 
 def phase_folder(folder: Path, phase: int) -> Path:
@@ -231,31 +255,57 @@ def phase_folder(folder: Path, phase: int) -> Path:
     return folder.with_name(f"{folder.name}.{phase}") if phase else folder
 
 
-def _end_phase_before(project: Project, name: str, base: Path, secret: bytes | None) -> None:
-    """End this site's phase before: from now on it signs one plan after it, this one."""
-    if project.before is None:
-        return
+def _ledger_folder(project: Project, values: _Settings) -> Path:
+    """The ledger's: another folder of a run must not begin another ledger."""
+    home = Path(values.get("home", "."))
+    if "ledger" in values:
+        return home / values["ledger"]
+    return (home / values["folder"]).with_name(f"{values['name']}.{project.root[:8]}.ledger")
+
+
+def _ledger(project: Project, values: _Settings, insecure: bool) -> Ledger:
+    """The ledger that settings name, or that stands beside the run."""
+    return Ledger(_ledger_folder(project, values), project, values["name"], insecure)
+
+
+def _digest_of(problem: Problem) -> bytes:
+    """A digest of the records of a problem of one's own."""
+    digest = hashlib.sha256(b"own")
+    for leaf in jax.tree.leaves((problem.x, problem.y)):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.digest()
+
+
+def _end_phases_before(project: Project, name: str, base: Path, secret: bytes | None) -> None:
+    """End this site's phases before: from now on it signs one plan after the last, this one."""
     path = phase_folder(base, project.phase - 1)
-    standing = project.standings.get(name)
-    if not path.is_dir():
-        if standing is None:
-            return
+    if name in project.standings and not path.is_dir():
         raise ValueError(
             f"folder is {str(path)!r} of the phase before, and there is none; name it under "
             f"folder, or ask for a plan in which {name} joins"
         )
+    # Also those before one in which it took no part: who knows their secrets may have left.
+    paths = [phase_folder(base, number) for number in range(project.phase)]
+    for path in filter(Path.is_dir, paths):
+        _end_phase(path, project, name, secret, is_last=path == paths[-1])
+
+
+def _end_phase(
+    path: Path, project: Project, name: str, secret: bytes | None, is_last: bool
+) -> None:
+    """End a phase, by its folder."""
     with contextlib.closing(Folder(path)) as folder:
         nonce = folder.read("nonce")
         if secret is not None and nonce is not None:
             if folder.read("mark") == derived(secret, "mark", nonce):
                 raise ValueError(
-                    "secret is that of the phase before, which who left may have; let the group "
+                    "secret is that of a phase before, which who left may have; let the group "
                     "draw another: dpjax site secret"
                 )
         signed = folder.read(SUCCESSOR)
         if signed is None:
             folder.create(SUCCESSOR, project.digest.encode())
-        elif signed.decode() != project.digest:
+        elif is_last and signed.decode() != project.digest:
             raise ValueError(
                 f"{name} has signed the plan {signed.decode()} after the phase before, and a site "
                 "signs one; use that plan, or begin a new project"

@@ -591,11 +591,10 @@ def test_a_plan_that_is_run_again_is_charged_again(sites: Sites) -> None:
     sites.start(*names, rounds=1)
     sites.finished(*names)
     again = str(sites.folder / names[0] / "again")
-    ledger = str(sites.folder / names[0] / "run.ledger")
     with pytest.raises(ValueError, match="more than the total's"):
-        sites.site(names[0], folder=again, ledger=ledger)
+        sites.site(names[0], folder=again)
     # A lost ledger learns of it from others, before anything goes out.
-    site = sites.site(names[0], folder=again)
+    site = sites.site(names[0], folder=again, ledger=str(sites.folder / "lost"))
     other = sites.site(names[1])
     hello = other._conversation.greeting(names[0])
     assert len(wire.decoded(hello).charges) == 1
@@ -657,13 +656,29 @@ def test_a_project_without_totals_has_no_later_phase(sites: Sites) -> None:
 @pytest.mark.mutant
 def test_records_keep_their_account(sites: Sites) -> None:
     """A record that was trained on is held out under no other total."""
-    agreed = sites.write(5, SUMS)
+    agreed = sites.write(5, SUMS | {"total": {"epsilon": 9.0}})
+    both = ["held_out", "training"]
     ledger = Ledger(sites.folder / "ledger", agreed, "site-00")
+
+    def charge(number: int) -> None:
+        nonce = bytes([number] * 32)
+        ledger.charge({"site-00": wire.signed_presence(sites.identity(0), nonce, agreed.terms())})
+
+    # Records that no run has read bind nobody.
+    ledger.bind(bytes([2] * 32), ["training"])
     ledger.bind(bytes(32), ["training"])
-    ledger.bind(bytes([1] * 32), ["training"])
-    ledger.bind(bytes(32), ["held_out", "training"])
+    charge(1)
+    ledger.bind(bytes(32), both)
     with pytest.raises(ValueError, match="held_out is another than in an earlier phase"):
-        ledger.bind(bytes([1] * 32), ["held_out", "training"])
+        ledger.bind(bytes([1] * 32), both)
+    ledger.bind(bytes([1] * 32), ["training"])
+    charge(2)
+    ledger.close()
+    # Some of those that the first file holds out may have been trained on with the second.
+    ledger = Ledger(sites.folder / "ledger", agreed, "site-00")
+    for records in (bytes(32), bytes([1] * 32)):
+        with pytest.raises(ValueError, match="held_out is another than in an earlier phase"):
+            ledger.bind(records, both)
     ledger.close()
 
 
