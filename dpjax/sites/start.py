@@ -158,12 +158,7 @@ def site(
     try:
         if isinstance(project, Project):
             ledger = _ledger(project, values, channel.insecure)
-            ledger.bind(records, project.accounts)
-            nonce = folder / "nonce"
-            if not (folder / SUCCESSOR).exists():
-                # Before an end that nothing takes back.
-                ledger.guarantee(nonce.read_bytes() if nonce.exists() else b"")
-            _end_phases_before(project, site_identity.name, home / values["folder"], secret)
+            _enter(project, ledger, records, home / values["folder"], secret)
         made = kind(
             project,
             problem,
@@ -187,6 +182,18 @@ def site(
         _files.replace(path, f"{summary}\n".encode(), mode=0o600)
         _log.info("records: %s has their number, and what was clipped", path)
     return made
+
+
+def _enter(
+    project: Project, ledger: Ledger, records: bytes, base: Path, secret: bytes | None
+) -> None:
+    """Ask the ledger for a phase, and end those before it, which nothing takes back."""
+    ledger.bind(records, project.accounts)
+    folder = phase_folder(base, project.phase)
+    nonce = folder / "nonce"
+    if not (folder / SUCCESSOR).exists():
+        ledger.guarantee(nonce.read_bytes() if nonce.exists() else b"")
+    _end_phases_before(project, ledger.name, base, secret)
 
 
 def _check_there(path: _files.PathLike, values: _Settings, names: tuple[str, ...]) -> None:
