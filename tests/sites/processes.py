@@ -245,7 +245,7 @@ def in_one_process(project: Project, sites: Sites, folder: Path) -> Models:
         (place / "nonce").write_bytes(bytes([number + 1] * 32))
         (place / "secret").write_bytes(bytes([number + 101] * 32))
         values = {"home": sites.home / name, "held_out": 0.2}
-        problem, _ = start._problem(project, name, {"file": "records.npz"}, values)
+        problem, *_ = start._problem(project, name, {"file": "records.npz"}, values)
         channel = LocalChannel(network, name, set(NAMES) - {name})
         site = Site(
             project,

@@ -111,6 +111,9 @@ class Member:
         self.folder = folder
         self.error = error
 
+    def statement(self) -> str:
+        return str(self.guarantee.statement())
+
     def run(self, callback: Callable[[SimpleNamespace], None]) -> None:
         callback(SimpleNamespace(round=2, metrics={"test_accuracy": np.array([[0.75]])}))
         if self.error is not None:

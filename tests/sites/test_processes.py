@@ -614,7 +614,7 @@ def test_a_sites_programs_hold_no_records(keys: Path, tmp_path: Path) -> None:
     sites = Sites(tmp_path / "sites", keys, 4)
     sites.stop()
     values = {"home": sites.home / "lyon", "held_out": 0.2}
-    problem, _ = start._problem(sites.project, "lyon", {"file": "records.npz"}, values)
+    problem, *_ = start._problem(sites.project, "lyon", {"file": "records.npz"}, values)
     compute = SiteRounds(sites.project.plan, problem, 1, [1], seed=sites.project.seed)
     part = compute._part
     zeros = compute._with(compute._places(0))
