@@ -357,7 +357,7 @@ def released(config: Config, chosen: Chosen) -> plan.Plan:
 
 
 def jobs(config: Config, chosen: Chosen, seed: int, home: Path, own: Path) -> Iterator[Any]:
-    """Keys, certificates and settings of all sites of a run, and what else each is told."""
+    """Keys, certificates and settings of all sites of a run, and what else each needs."""
     authority = identity.Authority(own / "authority")
     pairs = [identity.request(name, own / name) for name in config.names]
     certificates = [str(authority.sign(demand)) for _, demand in pairs]

@@ -63,7 +63,7 @@ _EVALUATED = "evaluated"
 _DRAWS = 1000
 """Of noise: errors are known to some two percent."""
 _LEAST = 4
-"""A share is told of this many times the noise's deviation."""
+"""A bin with less, in deviations of the noise, has no share that says anything."""
 _WIDE = 3
 """Deviations from the mean to an end of a suggested range."""
 _MOST = 2**20

@@ -406,7 +406,7 @@ class SiteLoop:
         conversation.leave()
         self.has_left = True
         self._forget()
-        self._wait(conversation.untold, self.waits.linger, "leaves, and tells")
+        self._wait(conversation.untold, self.waits.linger, "leaves, and tells", is_over=True)
         for name in conversation.untold():
             _log.warning("%s does not know that %s leaves; start this site again", name, self.name)
         if not conversation.untold():
@@ -511,6 +511,7 @@ class SiteLoop:
         missing: Callable[[], list[str]],
         most: float = np.inf,
         verb: str = "waits for",
+        is_over: bool = False,
     ) -> None:
         """Handle events until nothing is missing, or for so long; name what is late."""
         conversation = self._conversation
@@ -518,7 +519,7 @@ class SiteLoop:
         late = began + self.waits.late
         while missing() and time.monotonic() < began + most:
             # After the last round nothing of this site's is at stake any more.
-            if self.round < self._last and not self.has_left:
+            if self.round < self._last and not is_over:
                 self._check_end(time.monotonic() - began)
             conversation.turn()
             names = "; ".join(missing())
@@ -542,18 +543,10 @@ class SiteLoop:
         fault = conversation.ended(is_stuck)
         if fault is not None:
             _log.warning("%s", fault)
-            self._told = 0.0
-            self._tell(f"tells others: {fault}")
             # Who is gone is not met by all.
-            self._linger(conversation.untold)
+            verb = f"ends, as {fault}, and tells"
+            self._wait(conversation.untold, self.waits.linger, verb, is_over=True)
             raise ValueError(fault)
-
-    def _linger(self, missing: Callable[[], list[str]]) -> None:
-        """Handle events until nothing is missing, for the time of lingering at most."""
-        end = time.monotonic() + self.waits.linger
-        self._conversation.flush()
-        while missing() and time.monotonic() < end:
-            self._conversation.turn()
 
     def _tell(self, doing: str) -> None:
         """Write what the site is doing, once a second."""

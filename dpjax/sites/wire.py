@@ -144,7 +144,7 @@ class Leave(NamedTuple):
     Attributes:
         name: The site.
         round: Rounds of the phase that it did.
-        signature: Of the site, over `leave_content`.
+        signature: Of the site, over `leave_content`; empty where others say that it is gone.
     """
 
     name: str

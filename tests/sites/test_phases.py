@@ -151,12 +151,6 @@ class Sites:
             paths.append(path)
         return paths
 
-    def wait(self, reached: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60
-        while not reached():
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
     def stop(self) -> None:
         for member in self.members.values():
             member._conversation.doubt = member._conversation.doubt or "the test is over"
