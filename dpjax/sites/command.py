@@ -9,7 +9,9 @@ import json
 import logging
 import os
 import secrets
+import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -19,7 +21,7 @@ import tyro
 from dpjax import _files, _validate
 from dpjax.secagg.primitives import KEY_BYTES
 from dpjax.sites.identity import Authority, Identity, Roster, renewal, renewed_key, request
-from dpjax.sites.store import Audit
+from dpjax.sites.store import LEAVING, SUCCESSOR, Audit
 
 if TYPE_CHECKING:
     from dpjax.engine.result import Progress
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ()
 
 _LOG = logging.getLogger("dpjax.sites")
+_DONE = "is done"
+"""How the status of a site begins whose rounds are over."""
+_STARTED = "name the folder of a site that has been started"
 
 
 def request_command(name: tyro.conf.Positional[str], folder: Path = Path(".")) -> int:
@@ -174,7 +179,7 @@ def replan_command(
             unless it is given.
         changes: A file of settings, whose sections take the place of those before.
         schema: In place of the schema before.
-        renewals: Of keys, since the phase before.
+        renewals: Of keys, since the project's first plan.
         out: The plan, beside the one before: PLAN-2.json for the second phase.
     """
     from dpjax.sites import project
@@ -215,13 +220,13 @@ def leave_command(folder: tyro.conf.Positional[Path]) -> int:
     Args:
         folder: Of its run.
     """
-    from dpjax.sites.site import LEAVING, SUCCESSOR
-
     if not (folder / "run").exists():
         raise _validate.refusal("folder", str(folder), "name that of a run that has begun")
     if (folder / SUCCESSOR).exists():
         remedy = "its phase has ended; name the folder of this phase, run.1 for the second one"
         raise _validate.refusal("folder", str(folder), remedy)
+    if str(_status_of(folder).get("doing", "")).startswith(_DONE):
+        raise _validate.refusal("folder", str(folder), "its run is done, so nobody waits for it")
     with _files.writing("folder", folder):
         with contextlib.suppress(FileExistsError):
             _files.create(folder / LEAVING, b"")
@@ -308,6 +313,33 @@ def _run(settings: Path, insecure_loopback: bool) -> int:
     if "listen" not in start.settings_of(settings):
         # Of handshakes the end that dials learns all from its channel, in one line.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    with _noting_termination():
+        return _run_site(settings, insecure_loopback)
+
+
+@contextlib.contextmanager
+def _noting_termination() -> Iterator[None]:
+    """Let SIGTERM end the process as Ctrl-C does, with a last line, and be what ended it."""
+
+    def stop(number: int, frame: object) -> None:
+        raise _Terminated
+
+    earlier = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except _Terminated:
+        _LOG.info("stopped by SIGTERM; started again, the site goes on")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # A service's manager takes another status for a failure.
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+def _run_site(settings: Path, insecure_loopback: bool) -> int:
+    """Run a site to its end."""
+    from dpjax.sites import start
+
     member = start.site_of(settings, insecure_loopback)
     try:
         _LOG.info("%s: %s", member.name, member.guarantee.caption())
@@ -344,6 +376,14 @@ def relay_command(
         _LOG.error("%s", error)
         return 2
     return 0
+
+
+class _Terminated(BaseException):
+    """SIGTERM has come."""
+
+    def __str__(self) -> str:
+        """As the status has it."""
+        return "by SIGTERM"
 
 
 class _Metrics:
@@ -392,15 +432,17 @@ def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> 
         folder: Of its run.
         stale: Seconds; more than a round takes.
     """
-    path = folder / "status.json"
-    if not path.exists():
+    later = _later(folder)
+    if later is not None:
+        print(f"{folder}: of an earlier phase; dpjax site status {later} is of the last one")
+    status = _status_of(folder)
+    if not status:
         doing = "a site starts" if _is_used(folder) else "no site has been started"
         print(f"{folder}: {doing} with this folder, which its site.toml names")
         return 1
-    with _files.reading(path, "name the folder of a site that has been started"):
-        status: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    with _files.reading(folder / "status.json", _STARTED):
         doing = str(status["doing"])
-        is_done = doing.startswith("is done")
+        is_done = doing.startswith(_DONE)
         is_used = _is_used(folder)
         if not (is_used or is_done or doing.startswith("stopped")):
             doing = f"stopped; the last that it wrote: {doing}"
@@ -426,12 +468,30 @@ def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> 
             return 1
     elif not is_done:
         again = "see its log, and start it again"
+        if (folder / SUCCESSOR).exists():
+            again = "its phase has ended"
         ends = ("must leave", "Go on without it", "this run has ended")
         if any(end in doing for end in ends):
             again = "it does not go on in this run"
         print(f"the site has stopped: no process runs it; {again}")
         return 1
     return 0
+
+
+def _status_of(folder: Path) -> dict[str, Any]:
+    """What a site wrote last of itself; nothing where none was started."""
+    path = folder / "status.json"
+    if not path.exists():
+        return {}
+    with _files.reading(path, _STARTED):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _later(folder: Path) -> Path | None:
+    """The folder of the last phase, beside that of the first one; None where there is none."""
+    # As `dpjax.sites.start.phase_folder` names them.
+    beside = [path for path in folder.parent.glob(f"{folder.name}.*") if path.suffix[1:].isdigit()]
+    return max(beside, key=lambda path: int(path.suffix[1:]), default=None)
 
 
 def _is_used(folder: Path) -> bool:

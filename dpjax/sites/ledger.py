@@ -9,7 +9,8 @@ lacks before anything is sent.
 import base64
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from dpjax import _files
@@ -82,6 +83,7 @@ class Ledger:
     ) -> None:
         self._nonce = b""
         self._records = b""
+        self._is_split = False
         self._folder = Folder(path)
         # What one run showed in the clear no later one hides.
         self.insecure = insecure or self._folder.read(_INSECURE) is not None
@@ -90,14 +92,22 @@ class Ledger:
         self._all_records = set(self._folder.lines(_RECORDS))
         # By plan and nonce, the presences of all sites of the run, or this one's alone.
         self._runs: dict[tuple[str, bytes], tuple[wire.Presence, ...]] = {}
-        for line in self._folder.lines(_FILE):
-            presences = _presences_of(line)
-            if presences is None:
-                raise MustLeave(
-                    f"{self._folder.path / _FILE} is damaged; restore it from a backup, or delete "
-                    "it: other sites show what it had"
-                )
+        self._folder.lines(_FILE)  # A line that a kill cut off is taken out.
+        for presences in _charged(self._folder.path):
             self._note(presences)
+
+    @classmethod
+    def read(cls, path: _files.PathLike) -> tuple[list[tuple[str, bytes]], bool]:
+        """Return the `runs` of a ledger, and its `insecure`, while a site may use it.
+
+        Args:
+            path: The folder.
+
+        Raises:
+            MustLeave: For a ledger that is damaged.
+        """
+        runs = [_place_of(presences[0]) for presences in _charged(Path(path))]
+        return runs, Path(path, _INSECURE).exists()
 
     @property
     def runs(self) -> list[tuple[str, bytes]]:
@@ -135,9 +145,12 @@ class Ledger:
 
         Raises:
             ValueError: Where a record that is held out may have been trained on before.
+            MustLeave: Where the ledger was lost, and does not know.
         """
         self._records = records.hex().encode()
-        if len(accounts) > 1 and not self._all_records <= {self._records}:
+        self._is_split = len(accounts) > 1
+        self._check_known()
+        if self._is_split and not self._all_records <= {self._records}:
             raise ValueError(
                 "[data] file or held_out is another than in an earlier phase, so that records may "
                 "be held out which were trained on, and each kind has a total of its own; give "
@@ -161,7 +174,7 @@ class Ledger:
             self._all_records.add(self._records)
         if self.insecure and self._folder.read(_INSECURE) is None:
             self._folder.create(_INSECURE, b"")
-        charged = self._runs.get(self._place(mine))
+        charged = self._runs.get(_place_of(mine))
         if charged is None:
             others = [presence for name, presence in presences.items() if name != self.name]
             self._add((mine, *others))
@@ -198,11 +211,12 @@ class Ledger:
             if presence.name != self.name or terms.get(PROJECT_ITEM) != self._costs.root:
                 raise Refused(f"{peer} shows a run of {presence.name!r}, or of another project")
             wire.check_presence(presence, self._costs.roster)
-            place = self._place(presence)
+            place = _place_of(presence)
             # The run of this phase is charged when it begins here.
             if place in self._runs or place == (self._costs.digest, self._nonce):
                 continue
             self._add((presence,))
+            self._check_known()
             try:
                 self.guarantee(self._nonce)
             except ValueError as error:
@@ -210,12 +224,18 @@ class Ledger:
                     f"{peer} shows a run of {self.name} that its ledger lacked: {error}"
                 ) from None
 
+    def _check_known(self) -> None:
+        """Refuse held-out records where the ledger was lost: what was trained on is not known."""
+        if self._is_split and any(len(presences) == 1 for presences in self._runs.values()):
+            raise MustLeave(
+                f"ledger is {str(self._folder.path)!r}, which was lost: others showed its runs, "
+                "and not which records were held out then; restore it from a backup, or begin a "
+                "new project"
+            )
+
     def close(self) -> None:
         """Let other processes have it."""
         self._folder.close()
-
-    def _place(self, presence: wire.Presence) -> tuple[str, bytes]:
-        return dict(presence.terms).get(PLAN_ITEM, ""), presence.nonce
 
     def _note(self, presences: tuple[wire.Presence, ...]) -> None:
         mine = presences[0]
@@ -224,11 +244,30 @@ class Ledger:
                 f"ledger is {str(self._folder.path)!r}, of {mine.name} in another project; name "
                 "another: ledger = FOLDER in site.toml"
             )
-        self._runs[self._place(mine)] = presences
+        self._runs[_place_of(mine)] = presences
 
     def _add(self, presences: tuple[wire.Presence, ...]) -> None:
         self._folder.append(_FILE, _line_of(presences))
         self._note(presences)
+
+
+def _place_of(presence: wire.Presence) -> tuple[str, bytes]:
+    """The plan of a run, and a site's nonce in it."""
+    return dict(presence.terms).get(PLAN_ITEM, ""), presence.nonce
+
+
+def _charged(path: Path) -> Iterator[tuple[wire.Presence, ...]]:
+    """The runs of a ledger's file, without a line that a kill cut off."""
+    file = path / _FILE
+    content = file.read_bytes() if file.exists() else b""
+    for line in content.split(b"\n")[:-1]:
+        presences = _presences_of(line)
+        if presences is None:
+            raise MustLeave(
+                f"{file} is damaged; restore it from a backup, or delete it: other sites show "
+                "what it had"
+            )
+        yield presences
 
 
 def _line_of(presences: tuple[wire.Presence, ...]) -> bytes:

@@ -350,7 +350,7 @@ class Meeting:
         content = wire.leave_content(self.run, self._agreement.phase, self.round)
         signature = self._identity.sign("leave", content)
         with self._guard:
-            self._depart(wire.Leave(self.name, self.round, signature))
+            self.depart(wire.Leave(self.name, self.round, signature))
 
     def give_up(self, silence: float) -> None:
         """Say of neighbours without a session for so long that they are gone.
@@ -362,15 +362,19 @@ class Meeting:
             for peer in self.neighbours.values():
                 is_silent = not peer.live and time.monotonic() - peer.absent > silence
                 if is_silent and peer.name not in self.departed:
-                    self._depart(wire.Leave(peer.name, self.round, b""))
+                    self.depart(wire.Leave(peer.name, self.round, b""))
 
     def untold(self) -> list[str]:
         """Who has not said that it knows who takes part no more."""
         stay = [peer for peer in self.neighbours.values() if peer.name not in self.departed]
         return [peer.name for peer in stay if self.departed.keys() - peer.knows]
 
-    def _depart(self, leave: wire.Leave) -> None:
-        """Note that a site takes part no more, and say so."""
+    def depart(self, leave: wire.Leave) -> None:
+        """Note that a site takes part no more, and say so.
+
+        Args:
+            leave: Its word, which was checked, or nobody's.
+        """
         earlier = self.departed.get(leave.name)
         if earlier is not None and bool(earlier.signature) >= bool(leave.signature):
             return
@@ -398,7 +402,7 @@ class Meeting:
             self.doubt = f"{peer.name} has word of {name} that it leaves, which this folder lacks"
             raise Refused(self.doubt)
         peer.knows.add(name)
-        self._depart(leave)
+        self.depart(leave)
 
     # What is waited for.
 

@@ -295,6 +295,8 @@ class PeerSums:
         # Calls for attempts that this site has not come to.
         self._calls: dict[int, wire.Word] = {}
         self._voids: dict[str, wire.Void] = {}
+        # Who left, and the round that it was in: it has no sum of any later one.
+        self._last_rounds: dict[str, int] = {}
         self._call_by = 0.0
         self._began = 0.0
         # Who was asked for this round's sum.
@@ -449,6 +451,17 @@ class PeerSums:
             self.spent = True
             self._say_void()
 
+    def part_from(self, name: str, round: int) -> None:
+        """Wait for no word of a site that left, in the rounds after the one that it was in.
+
+        Args:
+            name: Who signed that it leaves.
+            round: Rounds that it had done.
+        """
+        self._last_rounds[name] = round
+        if self._run and self.outcome is None:
+            self._give_up()
+
     def finish(self) -> None:
         """Say to all that no round is left, and to one site what came of the last one.
 
@@ -473,7 +486,7 @@ class PeerSums:
         if self.outcome is not None:
             return []
         if self.spent:
-            silent = [name for name in self.names if name not in self._voids]
+            silent = [name for name in self._asked_for_voids(self.round) if name not in self._voids]
             if self._part is None:
                 return [f"a sum, or word that there is none, of {', '.join(silent)}"]
         aggregator = self.aggregator(self.attempt)
@@ -946,14 +959,16 @@ class PeerSums:
     def _take_voided(self, peer: str, frame: wire.Voided) -> None:
         """Take what sites said of a round without a sum; a sum beside all of it proves a lie."""
         voids = frame.voids
-        if len(voids) < len(self.names):
+        round = voids[0].round if voids else 0
+        names = self._asked_for_voids(round)
+        if len(voids) < len(names):
             for void in voids:
                 self._take_void(peer, void)
             return
-        places = {(void.sender, void.round) for void in voids}
-        if places != {(name, voids[0].round) for name in self.names}:
+        senders = {void.sender for void in voids}
+        is_of_one_round = {void.round for void in voids} == {round}
+        if not senders >= {*names} or len(senders) < len(voids) or not is_of_one_round:
             raise Refused("word that there is no sum, and not of each site once")
-        round = voids[0].round
         known = self._kept(round) if round < self.round else None
         if round == self.round:
             known = self.outcome
@@ -993,13 +1008,18 @@ class PeerSums:
 
     def _give_up(self) -> None:
         """Say that there is no sum, where too few are left for one; or know it of all."""
-        left = len(self.names) - len(self._voids.keys() - {self.name})
-        if not self.spent and left < self.terms.minimum:
+        names = self._asked_for_voids(self.round)
+        left = [name for name in names if name not in self._voids or name == self.name]
+        if not self.spent and len(left) < self.terms.minimum:
             self.spent = True
             self._part = None
             self._say_void()
-        if len(self._voids) == len(self.names):
-            self._settle(wire.Voided(tuple(self._voids[name] for name in self.names)))
+        if self._voids.keys() >= {*names}:
+            self._settle(wire.Voided(tuple(self._voids[name] for name in names)))
+
+    def _asked_for_voids(self, round: int) -> list[str]:
+        """Without whose word no round is void: all but those who left before it."""
+        return [name for name in self.names if self._last_rounds.get(name, round) >= round]
 
     def _say_void(self) -> None:
         """Sign that this site has no sum of this round, and will be in none."""

@@ -239,8 +239,8 @@ class Project:
         return cls._load(Path(path), _MOST_PHASES)
 
     @classmethod
-    def _load(cls, path: Path, most: int) -> "Project":
-        """The project of a file, which may have so many phases."""
+    def _load(cls, path: Path, most: int, followed: str | None = None) -> "Project":
+        """The project of a file, which may have so many phases; of a digest that one follows."""
         stored = path.with_suffix(".npz")
         for file in (path, stored):
             with _files.reading(file, _REMEDY):
@@ -254,6 +254,10 @@ class Project:
             if content.keys() != _KEYS or text != _sealed(content):
                 raise ValueError(
                     f"its content was changed, or is not that of a plan file; {_REMEDY}"
+                )
+            if followed not in (None, digest):
+                raise ValueError(
+                    f"a phase follows the plan {followed}, which is another; {_REMEDY}"
                 )
             if content["protocol"] != PROTOCOL:
                 raise ValueError(f"its protocol is not {PROTOCOL}; use the dpjax that wrote it")
@@ -300,15 +304,13 @@ class Project:
                         f"the phase before it, {earlier.name} and its .npz, is not beside it; get "
                         "the files of all phases"
                     )
-                before = cls._load(earlier, most - 1)
+                before = cls._load(earlier, most - 1, str(after["plan"]))
                 project = project._following(before, after, stored_arrays)
             project._check_totals()
             return project
 
     def _following(self, before: "Project", after: Section, arrays: Arrays) -> "Project":
         """This plan as the phase after another one, else raise ValueError."""
-        if after["plan"] != before.digest:
-            raise ValueError(f"its phase before is the plan {after['plan']}; get that file")
         old = before.roster
         for text in after["renewals"]:
             old = old.renewed(Renewal.from_bytes(base64.b64decode(text)))
@@ -666,7 +668,7 @@ def follow(
         standings: Files that `dpjax.sites.site.SiteLoop.standing` wrote.
         path: Of the new plan, in the folder of the one before.
         joining: Certificates of sites that join.
-        renewals: Files of keys that sites have renewed since the phase before.
+        renewals: Files of keys that sites have renewed since the first plan, which pins them.
         changes: Sections of settings in place of those of the phase before.
         schema: In place of its schema.
 

@@ -37,17 +37,13 @@ from dpjax.sites.identity import Identity
 from dpjax.sites.ledger import Ledger
 from dpjax.sites.meeting import GROUP_ITEM, LEFT, Agreement, Meeting, digest_of, neighbours_of
 from dpjax.sites.noise import SiteNoise, of_pair
-from dpjax.sites.store import Folder, MustLeave
+from dpjax.sites.store import LEAVING, SUCCESSOR, Folder, MustLeave
 
 __all__ = ["MustLeave", "Site", "SiteLoop"]
 
 _log = logging.getLogger("dpjax.sites")
 _ROUNDS_TOLD = 10
 """Rounds of which one is told in the log."""
-LEAVING = "leaving"
-"""A file of a folder: its operator wants the site to leave."""
-SUCCESSOR = "successor"
-"""A file of a folder: the digest of the one plan after it that the site has signed."""
 _Status: TypeAlias = dict[str, str | int | float | None]
 
 

@@ -29,8 +29,8 @@ from dpjax.sites.ledger import Ledger
 from dpjax.sites.meeting import Agreement, neighbours_of
 from dpjax.sites.project import SPOILED, Project, budget_fault
 from dpjax.sites.relay import Forwarder
-from dpjax.sites.site import SUCCESSOR, Site, SiteLoop, Waits
-from dpjax.sites.store import Folder, shared_secret
+from dpjax.sites.site import Site, SiteLoop, Waits
+from dpjax.sites.store import SUCCESSOR, Folder, shared_secret
 from dpjax.sites.sum_site import SumSite
 
 __all__ = ["site"]
@@ -234,19 +234,20 @@ def ledger_lines(path: _files.PathLike, insecure: bool = False) -> list[str]:
     _check_there(path, values, ("name", "plan", "folder"))
     project = Project.load(Path(values["home"], values["plan"]))
     name = _validate.one_of("name", values["name"], project.names)
-    place = _ledger_folder(project, values)
     lines = [f"project {project.root}, phase {project.phase + 1}"]
     lines += project.spending() or [
         "[total] is not in the first plan: no phase may follow, and runs add up"
     ]
+    charged, was_insecure = Ledger.read(_ledger_folder(project, values))
+    for plan, nonce in charged:
+        lines.append(f"charged: plan {plan}, nonce {nonce.hex()[:16]}")
     stated = project.of_site(name)
-    if place.is_dir():
-        with contextlib.closing(_ledger(project, values, insecure)) as ledger:
-            for plan, nonce in ledger.runs:
-                lines.append(f"charged: plan {plan}, nonce {nonce.hex()[:16]}")
-            if ledger.runs:
-                runs = [plan for plan, _ in ledger.runs]
-                stated = project.guarantee_of(name, runs, ledger.insecure)
+    if charged:
+        plans = [plan for plan, _ in charged]
+        try:
+            stated = project.guarantee_of(name, plans, insecure or was_insecure)
+        except ValueError as error:
+            return [*lines, f"nothing more may be sent: {error}"]
     lines.append(stated.statement())
     lines.append(str(stated.protection()))
     return lines

@@ -36,6 +36,11 @@ from dpjax.sites.wire import Header
 
 __all__ = ()
 
+LEAVING = "leaving"
+"""A file of a folder: its operator wants the site to leave."""
+SUCCESSOR = "successor"
+"""A file of a folder: the digest of the one plan after it that the site has signed."""
+
 
 class MustLeave(ValueError):
     """The site cannot go on in this run, without the danger of sending a round twice, say.

@@ -78,6 +78,8 @@ class SumMeeting(Meeting):
     def recall(self, round: int) -> None:
         """Read notes and sums."""
         self.round = round
+        for leave in self.departed.values():
+            self.sums.part_from(leave.name, leave.round)
         self.sums.resume(self.run, round)
 
     def begun(self) -> None:
@@ -127,6 +129,12 @@ class SumMeeting(Meeting):
         """Wait no longer for a site."""
         if self.run:
             self.sums.left(peer.name)
+
+    def depart(self, leave: wire.Leave) -> None:
+        """Note that a site takes part no more; its word counts for all rounds after its last."""
+        super().depart(leave)
+        if leave.signature:
+            self.sums.part_from(leave.name, leave.round)
 
     def take(self, peer: Neighbour, frame: wire.Frame) -> None:
         """Take what a site says of sums."""

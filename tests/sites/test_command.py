@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 from dpjax import _files
 from dpjax.sites import command, start
 from dpjax.sites.command import status_command
-from dpjax.sites.store import Audit, Folder
+from dpjax.sites.store import LEAVING, SUCCESSOR, Audit, Folder
 
 
 def write_status(folder: Path, doing: str, age: float = 1.0, **fields: object) -> None:
@@ -90,6 +91,32 @@ def test_status_of_a_site_that_noted_nothing_yet(tmp_path: Path, capsys) -> None
     (tmp_path / "audit.jsonl").unlink()
     assert status_command(tmp_path) == 1
     assert "audit: 0 lines" in capsys.readouterr().out
+
+
+def test_status_of_an_earlier_phase_names_the_last_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    for name in ("run.2", "run.10", "run.old", "runs.11"):
+        (tmp_path / name).mkdir()
+    assert status_command(folder) == 1
+    printed = capsys.readouterr().out
+    assert f"{folder}: of an earlier phase; dpjax site status {folder}.10 is" in printed
+    folder.mkdir()
+    write_status(folder, "stopped: for a while")
+    (folder / SUCCESSOR).write_bytes(b"")
+    assert status_command(folder) == 1
+    assert "no process runs it; its phase has ended" in capsys.readouterr().out
+    assert status_command(tmp_path / "run.10") == 1
+    assert "earlier phase" not in capsys.readouterr().out
+
+
+def test_nobody_leaves_a_run_that_is_done(tmp_path: Path) -> None:
+    (tmp_path / "run").write_bytes(b"")
+    write_status(tmp_path, "is done")
+    with pytest.raises(ValueError, match="its run is done, so nobody waits for it"):
+        command.leave_command(tmp_path)
+    assert not (tmp_path / LEAVING).exists()
 
 
 def test_health_check_loads_no_jax(tmp_path: Path) -> None:
@@ -178,6 +205,18 @@ def test_lines_of_grpc_are_kept_where_a_site_listens(
     assert run("text") == 0 and "GRPC_VERBOSITY" not in os.environ
     path.write_text(text)
     assert run("text") == 0 and os.environ.pop("GRPC_VERBOSITY") == "NONE"
+
+
+def test_sigterm_leaves_a_last_line_and_is_what_ended_it() -> None:
+    program = (
+        "import os, signal, time; from dpjax.sites import command; command._log_to_stderr('text')\n"
+        "with command._noting_termination():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGTERM
+    assert done.stderr.endswith(" INFO stopped by SIGTERM; started again, the site goes on\n")
 
 
 def test_log_is_opened_before_grpc_is_imported() -> None:

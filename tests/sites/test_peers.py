@@ -16,7 +16,7 @@ from dpjax.secagg.messages import (
     UnmaskingShares,
 )
 from dpjax.sites import wire
-from dpjax.sites.identity import Identity
+from dpjax.sites.identity import Identity, Refused
 from dpjax.sites.peers import PeerTerms
 from tests.sites import sum_world
 from tests.sites.sum_world import World
@@ -140,3 +140,40 @@ def test_departures_in_every_stage(
     for other, missing in stuck.items():
         assert world.sites[other].spent
         assert missing == [f"a sum, or word that there is none, of {name}"]
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("last", [0, 1])
+def test_who_left_has_no_sum_of_later_rounds(
+    tmp_path: Path, identities: dict[str, Identity], last: int
+) -> None:
+    """A round after its last one is void without its word, of its last one it must say so."""
+    world = World(tmp_path, identities, rounds=3)
+    world.start()
+    world.kill("site-05")
+    for name in world.names[:4]:
+        world.sites[name].part_from("site-05", last)
+    # In round 1 all vectors are out, when who adds up is killed.
+    while ("site-01", Request) not in world.words:
+        world.step()
+    world.kill("site-01")
+    world.start("site-01")
+    world.sites["site-01"].part_from("site-05", last)
+    while not world.done and world.now < 500:
+        world.step()
+    # One has not heard yet that it left.
+    assert world.sites["site-04"].round == 1
+    assert "site-05" in world.sites["site-04"].missing()[0]
+    world.sites["site-04"].part_from("site-05", last)
+    while not world.done and world.now < 1000:
+        world.step()
+    world.check()
+    assert world.done == (last == 0)
+    if last == 0:
+        void = world.history["site-04"][1]
+        assert [one.sender for one in void.voids] == world.names[:5]
+        world.sites["site-03"].hear("site-04", void)
+        assert world.sites["site-03"].doubt is None
+        incomplete = wire.Voided((*void.voids[:4], void.voids[3]))
+        with pytest.raises(Refused, match="not of each site once"):
+            world.sites["site-03"].hear("site-04", incomplete)

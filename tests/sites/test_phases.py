@@ -450,7 +450,7 @@ def test_hostile_authors_of_a_phase_are_refused(after_two: Sites) -> None:
         del stored["settings"]["total"]
 
     refused(fewer, "no majority")
-    refused(lambda stored: stored["after"].update(plan="0" * 64), "its phase before is the plan")
+    refused(lambda stored: stored["after"].update(plan="0" * 64), "a phase follows the plan 000")
     refused(lambda stored: stored["after"].update(file="../plan.json"), "no file beside it")
     refused(lambda stored: stored["after"].update(file="four.json"), "four.json")
     refused(lambda stored: stored["after"].update(round=5), "lacks round 5")
@@ -655,8 +655,12 @@ def test_records_keep_their_account(sites: Sites) -> None:
     ledger = Ledger(sites.folder / "ledger", agreed, "site-00")
 
     def charge(number: int) -> None:
-        nonce = bytes([number] * 32)
-        ledger.charge({"site-00": wire.signed_presence(sites.identity(0), nonce, agreed.terms())})
+        presences = {}
+        for site in (0, 1):
+            identity = sites.identity(site)
+            nonce = bytes([number] * 32)
+            presences[identity.name] = wire.signed_presence(identity, nonce, agreed.terms())
+        ledger.charge(presences)
 
     # Records that no run has read bind nobody.
     ledger.bind(bytes([2] * 32), ["training"])

@@ -15,8 +15,7 @@ from dpjax.sites import command, project, start, wire
 from dpjax.sites.identity import Roster
 from dpjax.sites.ledger import Ledger
 from dpjax.sites.project import Project, follow
-from dpjax.sites.site import LEAVING, SUCCESSOR
-from dpjax.sites.store import Folder, MustLeave
+from dpjax.sites.store import LEAVING, SUCCESSOR, Folder, MustLeave
 from tests.sites import sum_world
 from tests.sites.test_phases import FEWER, SUMS, Sites, names_of
 
@@ -226,6 +225,50 @@ def test_a_ledger_is_shown_before_a_run_of_its_account(
     only = Project.load(sites.folder / "plan.json")
     assert only.guarantee_of("site-00", []).phases == ()
     del plan
+
+
+@pytest.mark.mutant
+def test_a_lost_ledger_does_not_know_which_records_were_held_out(sites: Sites) -> None:
+    """What others show has charges, and no digest of the records that were trained on."""
+    plan = sites.write(3, THREE | {"total": {"epsilon": 9.0}})
+    accounts = ["held_out", "training"]
+    shown = [presences(sites, plan, 7, 8, 9)["site-00"]]
+    with contextlib.closing(Ledger(sites.folder / "lost", plan, "site-00")) as ledger:
+        ledger.bind(b"of today", ["training"])
+        ledger.take("site-01", shown)
+        with pytest.raises(MustLeave, match="which was lost"):
+            ledger.bind(b"of today", accounts)
+    # It hears of its loss when it has begun to evaluate.
+    with contextlib.closing(Ledger(sites.folder / "again", plan, "site-00")) as ledger:
+        ledger.bind(b"of today", accounts)
+        with pytest.raises(MustLeave, match="which was lost"):
+            ledger.take("site-01", shown)
+    with pytest.raises(MustLeave, match="which was lost"):
+        with contextlib.closing(Ledger(sites.folder / "again", plan, "site-00")) as ledger:
+            ledger.bind(b"of today", accounts)
+
+
+def test_a_ledger_is_printed_while_a_site_uses_it(sites: Sites) -> None:
+    plan = sites.write(3, THREE | {"total": {"epsilon": 2.5}})
+    ledger = Ledger(sites.folder / "spent", plan, "site-00")
+    ledger.charge(presences(sites, plan, 1, 2, 3))
+    path = sites.folder / "site.toml"
+    path.write_text('name = "site-00"\nplan = "plan.json"\nfolder = "run"\nledger = "spent"\n')
+    charged = [line for line in start.ledger_lines(path) if line.startswith("charged: ")]
+    assert charged == [f"charged: plan {plan.digest}, nonce {bytes([1] * 8).hex()}"]
+    # Another run, which others have shown, passes the total: it is printed all the same.
+    with pytest.raises(MustLeave):
+        ledger.take("site-01", [presences(sites, plan, 4, 5, 6)["site-00"]])
+    printed = start.ledger_lines(path)
+    assert len([line for line in printed if line.startswith("charged: ")]) == 2
+    assert printed[-1].startswith("nothing more may be sent: ") and "total" in printed[-1]
+    ledger.close()
+    charges = sites.folder / "spent/charges"
+    charges.write_bytes(charges.read_bytes() + b'{"digest"')
+    assert start.ledger_lines(path) == printed
+    charges.write_bytes(b"{}\n")
+    with pytest.raises(MustLeave, match="charges is damaged"):
+        start.ledger_lines(path)
 
 
 @pytest.mark.mutant
