@@ -410,8 +410,8 @@ def wins(rows: Any, minimum: float = 0.0) -> list[dict[str, Any]]:
 
     Returns:
         "epsilon", "k", "against", "gain in points", "standard error", "seeds", how many times as
-        many "bytes" the rival sends, and the "outcome": "wins", "loses", "cannot be told at our
-        size: ..." (within chance by Student's t, or one seed), or "diverged" where a run of
+        many "bytes" the rival sends, and the "outcome": "wins", "loses",
+        "undecided: ..." (within chance by Student's t, or one seed), or "diverged" where a run of
         DOME's has no number.
     """
     results = []

@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-VERDICTS = ("reproduced", "not reproduced", "cannot be told at our size")
+DECIDED = ("reproduced", "not reproduced")
+OPEN = ("not run at the paper's size", "within chance", "the paper leaves it open")
+VERDICTS = DECIDED + OPEN
 FIELDS = {"where", "claim", "verdict", "found", "size", "evidence"}
 FOLDERS = {"figure": ("docs/figures",), "record": ("docs/records", "benchmarks/records")}
 DATA = Path("artifact", "data")
@@ -63,7 +65,7 @@ def load(path: Path = DOCS / "records" / "claims.toml") -> dict[str, Any]:
 
 def wrong(claim: dict[str, Any]) -> str:
     """What is wrong with a claim, and the remedy; empty where nothing is."""
-    if fields := sorted(FIELDS ^ (claim.keys() - FOLDERS.keys())):
+    if fields := sorted(FIELDS ^ (claim.keys() - FOLDERS.keys() - {"needs"})):
         return f"{', '.join(fields)} missing or unknown; give {', '.join(sorted(FIELDS))}"
     for field, value in claim.items():
         texts = value if field == "evidence" else [value]
@@ -77,6 +79,8 @@ def wrong(claim: dict[str, Any]) -> str:
     if not re.fullmatch(f"({'|'.join(VERDICTS)})(: .+)?", claim["verdict"]):
         said = f"verdict is {claim['verdict']!r}; begin it with one of {', '.join(VERDICTS)}"
         return f"{said}, and give a reason after a colon, or no colon"
+    if ("needs" in claim) != (word(claim) in OPEN):
+        return "needs says what would decide a claim that is open; give it to these, and to no other"
     for field in FOLDERS.keys() & claim.keys():
         if not stored(field, claim):
             return f"{field} is {claim[field]!r}, and no such file is stored; name another"
@@ -142,8 +146,11 @@ def claims_of(paper: dict[str, Any]) -> str:
     for claim in paper["claims"]:
         files = [stored(field, claim) for field in FOLDERS if field in claim]
         evidence = "; ".join(shown(each, paper["page"]) for each in [*claim["evidence"], *files])
-        cells = (claim[field] for field in ("where", "claim", "verdict", "found", "size"))
-        writer.writerow((*cells, evidence))
+        verdict = claim["verdict"]
+        if "needs" in claim:
+            verdict = f"{verdict}; decided by {claim['needs']}"
+        found = claim["found"], claim["size"], evidence
+        writer.writerow((claim["where"], claim["claim"], verdict, *found))
     return text.getvalue()
 
 
@@ -151,7 +158,7 @@ def counts(store: dict[str, Any]) -> str:
     """How many claims of each paper have which verdict, and how many of them are theory."""
     claims = {paper["title"]: paper["claims"] for paper in store.values()}
     claims["all"] = sum(claims.values(), [])
-    lines = [("paper", *VERDICTS), ["---"] * 4]
+    lines = [("paper", *VERDICTS), ["---"] * (len(VERDICTS) + 1)]
     for title, listed in claims.items():
         cells = []
         for verdict in VERDICTS:

@@ -47,7 +47,8 @@ def test_file_of_claims_has_every_field_and_links_that_lead_somewhere(claims):
         head, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
         assert tuple(head) == claims.COLUMNS and len(rows) == len(paper["claims"])
         for row, claim in zip(rows, paper["claims"], strict=True):
-            assert row[:3] == [claim["where"], claim["claim"], claim["verdict"]]
+            needs = f"; decided by {claim['needs']}" if "needs" in claim else ""
+            assert row[:3] == [claim["where"], claim["claim"], claim["verdict"] + needs]
             assert row[3:5] == [claim["found"], claim["size"]]
             assert len(row[5].split("; ")) >= len(claim["evidence"])
             for link in re.findall(r"\]\(([^)]*)\)", row[5]):
@@ -108,6 +109,8 @@ def test_broken_store_is_refused(claims, tmp_path, old, new, reported):
         ('claim = "Holds."', 'claim = "Holds"', "claim has no full stop at its end; add it"),
         ('"reproduced"', '"reproduced:"', "verdict is 'reproduced:'; begin it with one of"),
         ('"reproduced"', "3", "verdict is 3; give a text"),
+        ('"reproduced"', '"within chance"', "needs says what would decide a claim that is open"),
+        ("size =", 'needs = "seeds"\nsize =', "needs says what would decide a claim that is open"),
         ('["scripts/claims.py"]', "[]", "evidence is []; give a list of texts"),
         ('["scripts/claims.py"]', '"scripts/claims.py"', "give a list of texts"),
         ("scripts/claims.py", "tests/test_claims.py::test_(", "which is not there; give FILE"),

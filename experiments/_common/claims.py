@@ -19,7 +19,7 @@ __all__ = [
     *("Judged", "below", "gains", "joined", "margin", "part", "unequal", "verdict"),
 ]
 
-VERDICTS = YES, NO, UNTOLD = "reproduced", "not reproduced", "cannot be told at our size"
+VERDICTS = YES, NO, UNTOLD = "reproduced", "not reproduced", "undecided"
 
 
 class Judged(NamedTuple):

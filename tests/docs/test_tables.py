@@ -49,7 +49,6 @@ ELSEWHERE = {
     "mafalda_bands": "names of functions, no number of a record",
     "filters_methods": "configs, no number of a record",
     "filters_wiener": "simulated without a record; tests/contrib/test_wiener.py holds the order",
-    "small_scale": "sizes in words, of docs/records/claims.toml and scripts/_runs.py",
     "package_sizes": "sizes on disk of one installation",
     "extra_sizes": "sizes on disk of one installation",
     "licences_data": "read at the sources",

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from scipy import optimize, signal
+from scipy import optimize, signal, stats
 
+from dpjax.accounting import gdp
 from dpjax.contrib import snr
 from dpjax.mechanism import filters
 
@@ -115,3 +116,67 @@ def test_theorem_2_does_not_cover_every_published_filter():
         response = filters.impulse_response(*filters.PUBLISHED[name], 2_000)
         assert response.min() == pytest.approx(minimum, abs=1e-3)
         assert np.abs(response).sum() == pytest.approx(total, abs=5e-3)
+
+
+@pytest.mark.parametrize(("epsilon", "true"), [(1, 1.117), (4, 5.303), (8, 12.218)])
+def test_noise_printed_in_theorem_3_is_not_private(epsilon, true):
+    """Of all records in each of T rounds the mean's noise has mu = C sqrt(T) / (N deviation)."""
+    records, rounds, clip_norm = 50_000, 400, 1.0
+    delta = records**-1.1
+    variance = clip_norm**2 * rounds * np.log(1 / delta) / (records * epsilon) ** 2
+    mu = clip_norm / records * np.sqrt(rounds / variance)
+    assert gdp.epsilon(mu, delta) == pytest.approx(true, abs=1e-3)
+    # By definition: the odds of one event, which the Gaussian's tails have.
+    threshold = epsilon / mu + mu / 2
+    likely = stats.norm.sf(threshold - mu) - np.exp(epsilon) * stats.norm.sf(threshold)
+    assert likely > 1.5 * delta
+
+
+def test_noise_of_definition_2_is_enough():
+    """Its sum of two terms holds at every budget, and wastes little."""
+    epsilon = np.logspace(-2, 2, 41)[:, None]
+    delta = np.array([0.05, 0.01, 1e-3, 1e-5, 1e-8, 1e-12, 1e-20])
+    deviation = np.sqrt(2 * np.log(1 / (2 * delta))) / epsilon + 1 / np.sqrt(2 * epsilon)
+    true = gdp.epsilon(*np.broadcast_arrays(1 / deviation, delta))
+    assert (true <= epsilon).all()
+    wasted = deviation * gdp.mu(*np.broadcast_arrays(epsilon, delta))
+    usual = wasted[(epsilon[:, 0] >= 1) & (epsilon[:, 0] <= 10)][:, 3:6]
+    assert 1 <= wasted.min() and usual.max() == pytest.approx(1.44, abs=5e-3)
+
+
+def test_falling_autocorrelation_may_have_a_rising_spectrum():
+    """Section 3 concludes the contrary; 1, 2/3, 1/3 are a sum's over three rounds."""
+    lags = np.arange(-2, 3)
+    correlation = 1 - abs(lags) / 3
+    np.testing.assert_allclose(correlation, signal.correlate(np.ones(3), np.ones(3)) / 3)
+    frequencies = np.array([2 * np.pi / 3, np.pi])
+    spectrum = (correlation * np.exp(1j * np.outer(frequencies, lags))).sum(axis=1).real
+    np.testing.assert_allclose(spectrum, [0, 1 / 3], atol=1e-12)
+
+
+def _clipped(gradient):
+    return gradient / max(1.0, np.linalg.norm(gradient))
+
+
+def test_clipping_may_make_a_problem_less_smooth():
+    """Section 3.2 has L' <= L: clipping expands nothing, but gradients of records cancel in L."""
+
+    def field(x, clip):
+        return (clip(np.array([10 * x])) + clip(np.array([-8 * x])))[0] / 2
+
+    x = np.array([0.11, 0.12])
+    for clip, slope in ((lambda gradient: gradient, 1.0), (_clipped, -4.0)):
+        values = [field(point, clip) for point in x]
+        assert np.diff(values)[0] / np.diff(x)[0] == pytest.approx(slope)
+
+
+def test_clipped_gradients_are_no_gradient():
+    """Section 3.2 integrates one along a line; a gradient's Jacobian is symmetric."""
+    curvature = np.array([1.0, 4.0])
+    x, step = np.array([1.0, 1.0]), 1e-6
+    jacobian = np.zeros((2, 2))
+    for number, move in enumerate(step * np.eye(2)):
+        difference = _clipped(curvature * (x + move)) - _clipped(curvature * (x - move))
+        jacobian[:, number] = difference / (2 * step)
+    assert jacobian[0, 1] == pytest.approx(-16 / 17**1.5, abs=1e-6)
+    assert jacobian[1, 0] == pytest.approx(-4 / 17**1.5, abs=1e-6)
