@@ -4,17 +4,19 @@ Agent i of n holds f_i(x) = 15 (x1 +- i)^2 + x2^2, the second half rotated by 15
 own minimiser. Clipping at 0.1 bounds how far anyone moves (0.14 in 5,000 rounds at eta_1 = 0.01),
 so the start and the first step size decide what is seen. The paper does not state its start, and
 the authors' code has no quadratics. Both are options; the presets show two of each. Preset cpu has
-the paper's sizes, full has more seeds.
+the paper's sizes, full has more seeds. Designs differ more between graphs than between seeds, so
+preset long has 150 graphs for each edge probability, and a seed of its own for each of them.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from _common import launch, tables, tune
+from _common import claims, launch, tables, tune
 from dpjax.contrib import coupling
 from dpjax.learning import samplers
 from dpjax.learning.quadratics import quadratics
@@ -47,6 +49,7 @@ class Config:
         clip_norm: Clip norm.
         seeds: Seeds.
         graph_seed: First seed tried for a connected graph.
+        graphs: Number of graphs for each edge probability; each has ``seeds`` of its own.
         measurements: How often a run is measured.
     """
 
@@ -63,6 +66,7 @@ class Config:
     clip_norm: float = 0.1
     seeds: tuple[int, ...] = tuple(range(10))
     graph_seed: int = 0
+    graphs: int = 1
     measurements: int = 10
 
 
@@ -72,6 +76,10 @@ PRESETS = {
         first_steps=(1.0,), measurements=2,
     ),
     "cpu": Config(measurements=2),
+    "long": Config(
+        epsilon=(10.0, 3.0, 30.0), probability=(0.5, 0.2, 0.4, 0.6, 0.8), graphs=150, seeds=(0,),
+        designs=("independent", "pairwise", "whisper"), measurements=1,
+    ),
     "full": Config(seeds=tuple(range(50)), measurements=50),
 }  # fmt: skip
 
@@ -80,7 +88,24 @@ def sweep(
     config: Config, start: str, probability: float, epsilons: tuple[float, ...], budget: str,
     lab: launch.Lab, folder: Path,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """All designs, budgets and steps on one graph, in one vmapped run."""
+    """All designs, budgets and steps on each graph, in a vmapped run each."""
+    rows = []
+    for number in range(config.graphs):
+        # Seeds are tried upwards until a graph is connected.
+        graph_seed = config.graph_seed + 1000 * number
+        seeds = tuple(seed + number * len(config.seeds) for seed in config.seeds)
+        one = dataclasses.replace(config, graph_seed=graph_seed, seeds=seeds)
+        place = folder / f"graph-{number}"
+        for row in on_graph(one, start, probability, epsilons, budget, lab, place):
+            rows.append({**row, "graph_seed": graph_seed})
+    return rows
+
+
+def on_graph(
+    config: Config, start: str, probability: float, epsilons: tuple[float, ...], budget: str,
+    lab: launch.Lab, folder: Path,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """All designs, budgets and steps on one graph."""
     graph = graphs.erdos_renyi(config.agents, probability, config.graph_seed)
     matrix = mixing.metropolis_hastings(graph)
     plans = []
@@ -157,6 +182,9 @@ def report(config: Config, lab: launch.Lab, start: str, frame: Any) -> None:
             gap["mean_gap"] = tables.summary(group, "design", "mean_gap")["mean"]
             lab.say(tables.text(gap))
     display = last[last["budget_name"] == config.budgets[0]]
+    if config.graphs > 1:
+        lab.say(f"\nleads from the {start}, paired over {config.graphs} graphs")
+        lab.say(tables.text(leads(config, display)))
     steps = config.first_steps
     figure, panels = plots.figure(len(steps), 2)
     for row, step in enumerate(steps):
@@ -176,10 +204,27 @@ def report(config: Config, lab: launch.Lab, start: str, frame: Any) -> None:
                 title=f"first step size {step:g}",
             )
     note = f"All agents start at the {start}; the step is eta_1 / sqrt(t)."
-    if "pairwise" in config.designs:
+    if config.graphs > 1:
+        note += f" Means over {config.graphs} graphs."
+    elif "pairwise" in config.designs:
         graph = (config.agents, config.probability[0], config.rounds, config.graph_seed)
         note += f" {coupling.remark(*graph)}"
-    lab.figure(figure, f"whisper_quadratic_{start}.svg", note=note)
+    lab.figure(figure, f"whisper_quadratic_{start}{lab.suffix}.svg", note=note)
+
+
+def leads(config: Config, frame: Any) -> list[dict[str, Any]]:
+    """How far each design ends below each earlier one, on the same graphs and seeds."""
+    correlated = [name for name in config.designs if name != "non_private"]
+    keys = ["step_size", "probability", "budget_epsilon"]
+    rows = []
+    for place, group in frame.assign(lead=-frame["optimality_gap"]).groupby(keys, sort=False):
+        for worse, better in itertools.combinations(correlated, 2):
+            row = dict(zip(keys, place, strict=True))
+            row |= claims.part(group, better, worse, "lead", of=f"{better} below {worse}",
+                               column="design")  # fmt: skip
+            gaps = group.groupby("design")["optimality_gap"].mean()
+            rows.append(row | {"times below": gaps[worse] / gaps[better]})
+    return rows
 
 
 main = functools.partial(launch.main, "whisper_quadratic", PRESETS, experiment)
