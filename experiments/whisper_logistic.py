@@ -3,9 +3,11 @@
 Twenty agents hold parts of a data set and train with decentralized SGD. For every privacy budget
 and graph the designs (none, independent, pairwise, Whisper for one step and for the whole run) are
 tuned over step sizes on other seeds and a validation split, then trained and tested: Fig. 3 of the
-Whisper paper. The presets cpu and full have the paper's sizes, on the files' own split.
+Whisper paper. The presets cpu and full have the paper's sizes, on the files' own split, preset long
+ten graphs, on each of which steps are tuned anew.
 """
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +59,7 @@ class Config:
         tuning_seeds: Seeds of the tuning runs; none of ``seeds``.
         validation: Fraction of the training records held out while tuning.
         graph_seed: First seed tried for a connected graph.
+        graphs: Number of graphs for each edge probability; each has ``seeds`` of its own.
         measurements: How often the reported runs are measured.
     """
 
@@ -81,6 +84,7 @@ class Config:
     tuning_seeds: tuple[int, ...] = (100, 101, 102)
     validation: float = 0.2
     graph_seed: int = 0
+    graphs: int = 1
     measurements: int = 5
 
     def __post_init__(self) -> None:
@@ -101,6 +105,11 @@ PRESETS = {
     ),
     "cpu": Config(
         budgets=("gdp", "rdp", "paper"), relations=("replace_agent", "replace_record")
+    ),
+    "long": Config(
+        epsilon=(5.0, 30.0), probability=(0.5,), graphs=10, seeds=(0, 1, 2),
+        tuning_seeds=(1000, 1001, 1002), designs=("independent", "pairwise", "whisper"),
+        measurements=1,
     ),
     "full": Config(
         budgets=("gdp", "rdp", "paper"), relations=("replace_agent", "replace_record"),
@@ -127,7 +136,20 @@ def cells(config: Config) -> list[dict[str, Any]]:
 
 
 def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -> list[dict]:
-    """Tune and run one cell; rows of both phases."""
+    """Tune and run one cell on each graph; rows of both phases."""
+    rows = []
+    for number in range(config.graphs):
+        # Seeds are tried upwards until a graph is connected.
+        graph_seed = config.graph_seed + 1000 * number
+        seeds = tuple(seed + number * len(config.seeds) for seed in config.seeds)
+        one = dataclasses.replace(config, graph_seed=graph_seed, seeds=seeds)
+        place = folder / f"graph-{number}" if config.graphs > 1 else folder
+        rows += on_graph(one, cell, lab, place)
+    return rows
+
+
+def on_graph(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -> list[dict]:
+    """Tune and run one cell on one graph; rows of both phases."""
     data = load.load(config.dataset)
     graph = graphs.erdos_renyi(config.agents, cell["probability"], config.graph_seed)
     matrix = mixing.metropolis_hastings(graph)
@@ -208,6 +230,10 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         summary["design"] = [plots.TITLES[name] for name in summary["design"]]
         lab.say(tables.text(summary.rename(columns={"mean": "test_loss", "count": "seeds"})))
         present = set(group["design"])
+        if config.graphs > 1:
+            # Seeds of one graph share what it does to the designs.
+            group = group.groupby(["design", "graph"], sort=False)["test_loss"].mean()
+            group = group.reset_index().rename(columns={"graph": "seed"})
         rows = []
         for better, worse in CLAIMS:
             if {better, worse} <= present:
@@ -215,7 +241,8 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
                 labels = {"better": plots.TITLES[better], "worse": plots.TITLES[worse]}
                 rows.append({**labels, **pair.row()})
         if rows:
-            lab.say("paired over seeds, worse - better:\n" + tables.text(rows))
+            units = "seeds" if config.graphs == 1 else f"{config.graphs} graphs"
+            lab.say(f"paired over {units}, worse - better:\n" + tables.text(rows))
     private = last[last["design"] != "non_private"]
     for _, cell in private.groupby(["relation", "budget_name"], sort=False):
         text = f"at epsilon {cell['budget_epsilon'].iloc[0]:g}"
@@ -260,7 +287,8 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
         rows = rows[rows["budget_epsilon"] == config.at_epsilon]
         figures.append(("connectivity", rows, "probability", "edge probability p"))
     graph = (config.agents, config.probability[0], config.rounds, config.graph_seed)
-    note = coupling.remark(*graph) if "pairwise" in config.designs else None
+    is_one = config.graphs == 1 and "pairwise" in config.designs
+    note = coupling.remark(*graph) if is_one else None
     for name, rows, x, label in figures:
         sheet = plots.lines(
             rows,
@@ -269,7 +297,7 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
             xlabel=label,
             ylabel=f"test loss ({config.dataset})",
         )
-        lab.figure(sheet, f"whisper_logistic_{name}.svg", note=note)
+        lab.figure(sheet, f"whisper_logistic_{name}{lab.suffix}.svg", note=note)
 
 
 main = functools.partial(launch.main, "whisper_logistic", PRESETS, experiment)

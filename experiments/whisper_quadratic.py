@@ -95,7 +95,7 @@ def sweep(
         graph_seed = config.graph_seed + 1000 * number
         seeds = tuple(seed + number * len(config.seeds) for seed in config.seeds)
         one = dataclasses.replace(config, graph_seed=graph_seed, seeds=seeds)
-        place = folder / f"graph-{number}"
+        place = folder / f"graph-{number}" if config.graphs > 1 else folder
         for row in on_graph(one, start, probability, epsilons, budget, lab, place):
             rows.append({**row, "graph_seed": graph_seed})
     return rows
