@@ -3,8 +3,8 @@
 Twenty agents hold parts of a data set and train with decentralized SGD. For every privacy budget
 and graph the designs (none, independent, pairwise, Whisper for one step and for the whole run) are
 tuned over step sizes on other seeds and a validation split, then trained and tested: Fig. 3 of the
-Whisper paper. The presets cpu and full have the paper's sizes, on the files' own split, preset long
-ten graphs, on each of which steps are tuned anew.
+Whisper paper. The presets cpu and full have the paper's sizes, on the files' own split, preset
+cpu_graphs ten graphs, on each of which steps are tuned anew.
 """
 
 import dataclasses
@@ -106,7 +106,7 @@ PRESETS = {
     "cpu": Config(
         budgets=("gdp", "rdp", "paper"), relations=("replace_agent", "replace_record")
     ),
-    "long": Config(
+    "cpu_graphs": Config(
         epsilon=(5.0, 30.0), probability=(0.5,), graphs=10, seeds=(0, 1, 2),
         tuning_seeds=(1000, 1001, 1002), designs=("independent", "pairwise", "whisper"),
         measurements=1,
@@ -196,6 +196,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     sweep = []
     for cell in cells(config):
         name = "_".join(str(value) for value in (config.dataset, *cell.values()))
+        name = f"graphs_{name}" if config.graphs > 1 else name
         stored = launch.stored(config, "budgets", "relations", "at_epsilon", "compared", **cell)
         sweep.append((name, stored, functools.partial(train, config, cell, lab)))
     report(config, lab, lab.cells(sweep, seed=config.seeds))
@@ -289,6 +290,7 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
     graph = (config.agents, config.probability[0], config.rounds, config.graph_seed)
     is_one = config.graphs == 1 and "pairwise" in config.designs
     note = coupling.remark(*graph) if is_one else None
+    mark = "_graphs" if config.graphs > 1 else ""
     for name, rows, x, label in figures:
         sheet = plots.lines(
             rows,
@@ -297,7 +299,7 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
             xlabel=label,
             ylabel=f"test loss ({config.dataset})",
         )
-        lab.figure(sheet, f"whisper_logistic_{name}{lab.suffix}.svg", note=note)
+        lab.figure(sheet, f"whisper_logistic_{name}{mark}.svg", note=note)
 
 
 main = functools.partial(launch.main, "whisper_logistic", PRESETS, experiment)

@@ -5,7 +5,7 @@ own minimiser. Clipping at 0.1 bounds how far anyone moves (0.14 in 5,000 rounds
 so the start and the first step size decide what is seen. The paper does not state its start, and
 the authors' code has no quadratics. Both are options; the presets show two of each. Preset cpu has
 the paper's sizes, full has more seeds. Designs differ more between graphs than between seeds, so
-preset long has 150 graphs for each edge probability, and a seed of its own for each of them.
+preset cpu_graphs has 150 graphs for each edge probability, and a seed of its own for each of them.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ PRESETS = {
         first_steps=(1.0,), measurements=2,
     ),
     "cpu": Config(measurements=2),
-    "long": Config(
+    "cpu_graphs": Config(
         epsilon=(10.0, 3.0, 30.0), probability=(0.5, 0.2, 0.4, 0.6, 0.8), graphs=150, seeds=(0,),
         designs=("independent", "pairwise", "whisper"), measurements=1,
     ),
@@ -158,7 +158,8 @@ def experiment(config: Config, lab: launch.Lab) -> None:
         stored |= {"starts": start}
         stored.pop("at_epsilon")
         compute = functools.partial(sweep, config, start, probability, epsilons, budget, lab)
-        cells.append((f"{start}_{budget}_{probability:g}", stored, compute))
+        prefix = "graphs_" if config.graphs > 1 else ""
+        cells.append((f"{prefix}{start}_{budget}_{probability:g}", stored, compute))
     frame = lab.cells(cells, seed=config.seeds)
     for start in config.starts:
         report(config, lab, start, frame[frame["start"] == start])
@@ -204,12 +205,13 @@ def report(config: Config, lab: launch.Lab, start: str, frame: Any) -> None:
                 title=f"first step size {step:g}",
             )
     note = f"All agents start at the {start}; the step is eta_1 / sqrt(t)."
+    mark = "_graphs" if config.graphs > 1 else ""
     if config.graphs > 1:
         note += f" Means over {config.graphs} graphs."
     elif "pairwise" in config.designs:
         graph = (config.agents, config.probability[0], config.rounds, config.graph_seed)
         note += f" {coupling.remark(*graph)}"
-    lab.figure(figure, f"whisper_quadratic_{start}{lab.suffix}.svg", note=note)
+    lab.figure(figure, f"whisper_quadratic_{start}{mark}.svg", note=note)
 
 
 def leads(config: Config, frame: Any) -> list[dict[str, Any]]:
