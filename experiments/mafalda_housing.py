@@ -7,6 +7,9 @@ fresh noise ("independent"), noise that cancels over rounds ("anti_pgd", "prefix
 and noise that cancels over agents and rounds ("spacetime"), whose shared seed defends from
 outsiders only.
 
+On a smaller graph agents hold more records. Preset cpu_batches leaves the small one as many for an
+agent as the large one has, so that graphs differ and batches do not.
+
 The presets cpu and full have the paper's sizes and two of its three graphs: PeerTube is not here,
 and ``--graphs FILE`` takes its edge list. The authors' code takes it from fedivertex: software
 peertube, follow graph 1, largest component.
@@ -115,6 +118,10 @@ PRESETS = {
         every=4, tail=8, records=1500,
     ),
     "cpu": Config(),
+    "cpu_batches": Config(
+        graphs=("florentine",), designs=("non_private", "independent", "mafalda"),
+        mu=(0.5, 1.0, 2.0), records=2092, seeds=tuple(range(40)),
+    ),
     "full": Config(every=5, together=20),
 }  # fmt: skip
 
@@ -226,7 +233,8 @@ def experiment(config: Config, lab: launch.Lab) -> None:
             listed = ("graphs", "designs", "level", "together")
             stored = launch.stored(config, *listed, graph=graph, design=design, **own)
             compute = functools.partial(train, config, graph, matrix, design, lab)
-            cells.append((launch.file_name(f"{graph}_{design}"), stored, compute))
+            name = f"{graph}_{config.records}_{design}" if config.records else f"{graph}_{design}"
+            cells.append((launch.file_name(name), stored, compute))
     report(config, lab, lab.cells(cells, seed=config.seeds))
 
 
@@ -376,7 +384,8 @@ def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
                 log_y=x == "round",
                 note=" ".join([above, note if "spacetime" in config.designs else ""]).strip(),
             )
-            lab.figure(sheet, f"mafalda_housing_{launch.file_name(graph)}_{name}.svg")
+            mark = f"_{config.records}" if config.records else ""
+            lab.figure(sheet, f"mafalda_housing_{launch.file_name(graph)}_{name}{mark}.svg")
 
 
 main = functools.partial(launch.main, "mafalda_housing", PRESETS, experiment)
