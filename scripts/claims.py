@@ -5,10 +5,15 @@ of names in docs/start/terms.md comes from the classes of the noise designs.
 
 scripts/claims writes them. With --check it names those that are stale, and its exit status is 1.
 A store that cannot be read is named, with the remedy; the exit status is 2.
+
+scripts/claims --paper whisper --out report.html writes one page for a paper's authors, which needs
+no other file: verdicts, what would decide the open ones, errata, figures.
 """
 
 import argparse
+import base64
 import csv
+import html
 import io
 import os.path
 import re
@@ -22,6 +27,8 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 DECIDED = ("reproduced", "not reproduced")
 OPEN = ("not run at the paper's size", "within chance", "the paper leaves it open")
 VERDICTS = DECIDED + OPEN
+HEADINGS = ("paper", *DECIDED, "not run", "within chance", "left open")
+"""Of the counts, which a window shows whole."""
 FIELDS = {"where", "claim", "verdict", "found", "size", "evidence"}
 FOLDERS = {"figure": ("docs/figures",), "record": ("docs/records", "benchmarks/records")}
 DATA = Path("artifact", "data")
@@ -80,7 +87,9 @@ def wrong(claim: dict[str, Any]) -> str:
         said = f"verdict is {claim['verdict']!r}; begin it with one of {', '.join(VERDICTS)}"
         return f"{said}, and give a reason after a colon, or no colon"
     if ("needs" in claim) != (word(claim) in OPEN):
-        return "needs says what would decide a claim that is open; give it to these, and to no other"
+        return (
+            "needs says what would decide a claim that is open; give it to these, and to no other"
+        )
     for field in FOLDERS.keys() & claim.keys():
         if not stored(field, claim):
             return f"{field} is {claim[field]!r}, and no such file is stored; name another"
@@ -158,7 +167,7 @@ def counts(store: dict[str, Any]) -> str:
     """How many claims of each paper have which verdict, and how many of them are theory."""
     claims = {paper["title"]: paper["claims"] for paper in store.values()}
     claims["all"] = sum(claims.values(), [])
-    lines = [("paper", *VERDICTS), ["---"] * (len(VERDICTS) + 1)]
+    lines = [HEADINGS, ["---"] * len(HEADINGS)]
     for title, listed in claims.items():
         cells = []
         for verdict in VERDICTS:
@@ -239,12 +248,110 @@ def files(store: dict[str, Any]) -> dict[Path, str]:
     return found
 
 
+STYLE = """
+body { font: 16px/1.5 sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; } td, th { border: 1px solid #ccc; padding: .3rem .5rem; }
+td, th { text-align: left; vertical-align: top; } img { max-width: 100%; }
+"""
+
+
+def report(paper: dict[str, Any]) -> str:
+    """A paper's claims, errata and figures as one page of HTML."""
+    from markdown_it import MarkdownIt
+
+    from dpjax.results import records
+
+    title = paper["title"]
+    head = records.metadata()
+    lines = [
+        f"# {title} in dpjax",
+        f"dpjax {head['versions']['dpjax']}, commit `{head['commit']}`. Paths are those of its "
+        "repository. Each record begins with command, seeds, versions and device.",
+        "## Verdicts",
+        counts({"one": paper}).rpartition("\n")[0],
+        "In brackets: about theory, without a run.",
+        "## What would decide the open claims",
+    ]
+    for claim in paper["claims"]:
+        if "needs" in claim:
+            lines.append(f"- {claim['where']}: {claim['claim']} **{claim['verdict']}**; decided by "
+                         f"{claim['needs']}")  # fmt: skip
+    lines += ["## Errata", errata(title), "## All claims"]
+    markdown = MarkdownIt("commonmark").enable("table")
+    parts = [markdown.render("\n\n".join(lines))]
+    drawn: set[str] = set()
+    for claim in paper["claims"]:
+        parts.append(section(claim))
+        name = claim.get("figure", "")
+        if name and name not in drawn:
+            parts.append(figure(DOCS.parent / stored("figure", claim)))
+        drawn.add(name)
+    body = "\n".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)} '
+        f"in dpjax</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+
+
+def section(claim: dict[str, Any]) -> str:
+    """One claim as HTML."""
+    evidence = [
+        *claim["evidence"],
+        *filter(None, (stored(f, claim) for f in FOLDERS if f in claim)),
+    ]
+    rows = {
+        "where": claim["where"],
+        "verdict": claim["verdict"],
+        "decided by": claim.get("needs", ""),
+        "found": claim["found"],
+        "size": claim["size"],
+        "evidence": ", ".join(evidence),
+    }
+    cells = "".join(
+        f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>"
+        for name, text in rows.items()
+        if text
+    )
+    return f"<h3>{html.escape(claim['claim'])}</h3>\n<table>{cells}</table>"
+
+
+def figure(path: Path) -> str:
+    """A figure inside of HTML."""
+    kind = "svg+xml" if path.suffix == ".svg" else path.suffix[1:]
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<p><img alt="{html.escape(path.name)}" src="data:image/{kind};base64,{data}"></p>'
+
+
+def errata(title: str) -> str:
+    """The errata of a paper, as the page of all has them."""
+    text = (DOCS / "found" / "errata.md").read_text(encoding="utf-8")
+    _, _, rest = text.partition(f"\n## {title}\n")
+    own = re.split(r"(?m)^## ", rest)[0]
+    # Links lead to pages that are not here.
+    return re.sub(r"\[([^]]*)\]\((?!http)[^)]*\)", r"\1", own)
+
+
 def main(*options: str) -> int:
-    """Write the files that differ, or name them."""
+    """Write the files that differ, or name them; or one paper's report."""
     parser = argparse.ArgumentParser("scripts/claims", description=__doc__, allow_abbrev=False)
     parser.add_argument("--check", action="store_true", help="write nothing; name stale files")
-    check = parser.parse_args(options).check
+    parser.add_argument("--paper", help="a paper's key: whisper, mafalda, tracking, doppler, dome")
+    parser.add_argument("--out", type=Path, help="the report, which must not exist")
+    arguments = parser.parse_args(options)
+    check = arguments.check
+    if (arguments.paper is None) != (arguments.out is None):
+        print("scripts/claims: error: give --paper and --out together", file=sys.stderr)
+        return 2
     try:
+        if arguments.paper is not None:
+            store = load()
+            if arguments.paper not in store:
+                raise ValueError(f"paper is {arguments.paper!r}; give one of {', '.join(store)}")
+            text = report(store[arguments.paper])
+            with arguments.out.open("x", encoding="utf-8") as file:
+                file.write(text)
+            print(f"report: {arguments.out}")
+            return 0
         texts = files(load())
         present = {path: path.read_bytes().decode() for path in texts if path.is_file()}
         stale = {path: text for path, text in texts.items() if present.get(path) != text}

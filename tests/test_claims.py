@@ -1,6 +1,7 @@
 """The claims of the papers: every verdict has its evidence, and files are what the store makes."""
 
 import csv
+import html
 import re
 
 import pytest
@@ -164,3 +165,37 @@ def test_papers_without_claims_are_refused(claims, tmp_path, monkeypatch):
     (tmp_path / "found" / "findings.md").write_text("# No marks\n")
     with pytest.raises(ValueError, match=r"findings.md has no .* put both where the counts belong"):
         claims.files({})
+
+
+def test_report_has_each_claim_and_each_figure_once(claims, tmp_path):
+    store = claims.load()
+    for key in ("whisper", "dome"):
+        path = tmp_path / f"{key}.html"
+        assert claims.main("--paper", key, "--out", str(path)) == 0
+        text = path.read_text()
+        titles = re.findall("<h3>(.*)</h3>", text.partition("All claims")[2])
+        assert [html.unescape(title) for title in titles] == [
+            claim["claim"] for claim in store[key]["claims"]
+        ]
+        figures = {claim["figure"] for claim in store[key]["claims"] if "figure" in claim}
+        assert sorted(re.findall('<img alt="([^"]*)"', text)) == sorted(figures)
+        open_claims = [claim for claim in store[key]["claims"] if "needs" in claim]
+        assert text.count("; decided by ") == len(open_claims)
+        assert "<strong>Printed</strong>" in text and "](" not in text.partition("All claims")[0]
+        # Nothing is written over.
+        assert claims.main("--paper", key, "--out", str(path)) == 2
+        assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("options", "reported"),
+    [
+        (("--paper", "none", "--out", "OUT"), "paper is 'none'; give one of whisper, mafalda"),
+        (("--paper", "dome"), "give --paper and --out together"),
+        (("--out", "OUT"), "give --paper and --out together"),
+    ],
+)
+def test_report_of_no_paper_is_refused(claims, tmp_path, capsys, options, reported):
+    path = tmp_path / "report.html"
+    assert claims.main(*(str(path) if word == "OUT" else word for word in options)) == 2
+    assert reported in capsys.readouterr().err and not path.exists()
