@@ -87,9 +87,7 @@ def wrong(claim: dict[str, Any]) -> str:
         said = f"verdict is {claim['verdict']!r}; begin it with one of {', '.join(VERDICTS)}"
         return f"{said}, and give a reason after a colon, or no colon"
     if ("needs" in claim) != (word(claim) in OPEN):
-        return (
-            "needs says what would decide a claim that is open; give it to these, and to no other"
-        )
+        return "needs says what would decide a claim that is open; give it to these and to no other"
     for field in FOLDERS.keys() & claim.keys():
         if not stored(field, claim):
             return f"{field} is {claim[field]!r}, and no such file is stored; name another"

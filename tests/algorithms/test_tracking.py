@@ -139,6 +139,59 @@ def test_two_variables_are_sent_as_in_loop_over_agents(name):
     close(np.array([item.tracker for item in messages]), sent["tracker"])
 
 
+def sums_over_past(states, step, beta=None):
+    """x(1), .., x(T) by (8), or by (10) where there is a gain, from the states x(0), .., x(T)."""
+    identity = np.eye(N)
+    later = []
+    for k in range(len(states) - 1):
+        past = states[: k + 1]
+        slope = np.array([gradient(i, past[k, i]) for i in range(N)])
+        value = MATRIX @ past[k] - step * slope
+        if beta is None:
+            value += (MATRIX - identity) @ past[1:].sum(axis=0)
+            value += (MATRIX - MATRIX @ MATRIX) @ past[:k].sum(axis=0)
+        else:
+            value += step * beta * (MATRIX - identity) @ past.sum(axis=0)
+        later.append(value)
+    return np.array(later)
+
+
+@pytest.mark.parametrize(
+    ("method", "pair", "beta"), [(GradientTracking(), True, None), (Tracking(250.0), False, 250.0)]
+)
+def test_without_noise_and_constant_step_models_are_printed_sums_over_past(method, pair, beta):
+    """(8) is gradient tracking, and (10) Algorithm 1, here at alpha beta = 1."""
+    step = 0.004
+    models, _, _ = both(method, lambda *_: None, pair=pair, steps=np.full(T, step), silent=True)
+    _, start = drawn(models.dtype.name)
+    states = np.concatenate([start[None], models]).astype(float)
+    size = np.abs(models).max()
+    np.testing.assert_allclose(models / size, sums_over_past(states, step, beta) / size, atol=2e-5)
+    # The other method's sum, and another gain, are far off.
+    for wrong in (250.0 if beta is None else None, 125.0):
+        assert np.abs(models - sums_over_past(states, step, wrong)).max() > 0.01 * size
+
+
+def test_constant_step_of_dgd_settles_off_optimum():
+    """Where x = W x - alpha (H x - b): off by alpha, to the first order, where (10) is not."""
+    costs = fusion.make(30, seed=0)
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(30, 0.3, 0))
+    blocks = np.zeros((30, P, 30, P))
+    blocks[np.arange(30), :, np.arange(30)] = costs.hessians
+    hessian = blocks.reshape(30 * P, 30 * P)
+    pulled = np.kron(np.eye(30) - matrix, np.eye(P))
+    optimum = np.tile(costs.minimiser, 30)
+    squares = []
+    for step in (1e-4, 1e-5):
+        settled = np.linalg.solve(pulled + step * hessian, step * costs.linear.ravel())
+        squares.append(((settled - optimum) ** 2).sum())
+    assert squares == pytest.approx([6.18e-4, 6.89e-6], rel=2e-3)
+    # Gradients of single agents are not 0 at the optimum, which Algorithm 1's y makes up for.
+    left = hessian @ optimum - costs.linear.ravel()
+    tracked = np.linalg.lstsq(pulled, -left, rcond=None)[0]
+    np.testing.assert_allclose(pulled @ tracked, -left, atol=1e-9 * np.abs(left).max())
+
+
 @pytest.mark.parametrize(("method", "loop"), [(EXTRA(), loops.extra), (NIDS(), loops.nids)])
 def test_references_are_those_of_their_papers(method, loop):
     steps = np.full(T, 0.004)

@@ -77,6 +77,54 @@ def test_terms_are_sums_of_actual_schedule():
     np.testing.assert_allclose(half / terms, [1, 1, 4, 4], rtol=1e-12)
 
 
+def moment_of_first_round(w, slopes, schedule, beta, p):
+    """Exact s(1) from x(0) of N(0, I), for Hessians h_i I and x* = 0."""
+    n = len(w)
+    alpha = schedule.step_sizes[0]
+    variance = 2 * schedule.scales[0] ** 2
+    moved = w - alpha * (beta * (np.eye(n) - w) + np.diag(slopes))
+    centred = (np.eye(n) - 1 / n) @ moved
+    squares = np.array([(moved.mean(axis=0) ** 2).sum(), (centred**2).sum()])
+    last = ((moved - np.eye(n)) ** 2).sum() + variance * (moved**2).sum()
+    return p * np.append((1 + variance) * squares, last)
+
+
+def test_bound_and_error_are_of_order_of_inverse_squared_epsilon():
+    """For a fixed schedule but its scales: at small epsilon alone, (25) and the error itself."""
+    n = 6
+    q1 = 0.03
+    beta = 0.5
+    w = np.full((n, n), 1 / n)
+    slopes = np.linspace(0.9, 1.1, n)
+    hessians = slopes[:, None, None] * np.eye(2)
+    size = sizes(hessians)
+
+    def bound(epsilon):
+        result = laplace.geometric(epsilon, 1.0, 1e-3, q1, 0.5, 12, printed=True)
+        start = moment_of_first_round(w, slopes, result, beta, 2)
+        path = accuracy.iterate(
+            result.step_sizes, result.scales, w, start, q1=q1, beta=beta, p=2, **size
+        )
+        c1, c2 = np.maximum(path.max(axis=0)[:2], [2 / n, 2 * (n - 1)])
+        return accuracy.terms(result.step_sizes, result.scales, n, 2, *size.values(), c1, c2).sum()
+
+    least = bound(1e6)
+    rate = bound(1e-6) * 1e-12
+    for epsilon in 10.0 ** np.arange(-6, 6):
+        assert bound(epsilon) <= least + rate / epsilon**2 * (1 + 1e-9)
+    assert bound(1e-5) / bound(1e-4) == pytest.approx(100, rel=1e-3)
+    # Without noise the start is left, so that the order is not one for large epsilon.
+    assert bound(1e3) / bound(1e4) == pytest.approx(1, rel=1e-3) and least > 0.3
+    errors = []
+    for epsilon in (1e-4, 1e-3, np.inf):
+        result = laplace.geometric(min(epsilon, 1.0), 1.0, 1e-3, q1, 0.5, 12, printed=True)
+        if epsilon == np.inf:
+            result = result._replace(scales=0 * result.scales)
+        errors.append(moments(w, hessians, result, beta)[-1, 0])
+    small, large = np.array(errors[:2]) - errors[2]
+    assert small / large == pytest.approx(100, rel=0.05) and errors[2] > 0.3
+
+
 DATA = fusion.make(100, seed=2)
 SIZES = sizes(DATA.hessians)
 

@@ -94,6 +94,19 @@ def test_messages_are_counted_by_number_byte_and_link():
     assert once.total == sizes * 2 * N
 
 
+def test_noise_over_agents_sends_no_more_than_none():
+    """Once the agents share covariance and seed: same numbers, bytes and links as plain D-SGD."""
+    task = make_problem(N)
+    plans = {
+        design: plan.make(make_config(rounds=5, design=design), MATRIX)
+        for design in (None, "independent", "whisper", "whisper_horizon")
+    }
+    sent = {design: traffic.per_round(item, task) for design, item in plans.items()}
+    assert len(set(sent.values())) == 1
+    # And yet the last agent's noise is made of all agents' draws.
+    assert np.abs(plans["whisper"].factor[-1]).min() > 0.1
+
+
 @pytest.mark.slow
 def test_agents_may_start_apart_in_any_method():
     task = fusion.problem(fusion.make(N, seed=0))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from scipy import linalg
+from scipy import linalg, signal
 
 from dpjax.contrib import filtered, snr
 from dpjax.contrib.networks import NETWORKS
@@ -19,9 +19,10 @@ from dpjax.learning import samplers
 from dpjax.mechanism import workload
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, optimizers, plan, protect
+from dpjax.results import records
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.lowpass import FILTERS
-from tests.support import load_script
+from tests.support import ROOT, load_script
 
 
 @pytest.mark.slow
@@ -81,6 +82,27 @@ def test_white_noise_has_its_variance_at_all_frequencies():
         frequencies, density = spectra.spectrum(values, segment)
         assert frequencies[0] == 0 and frequencies[-1] == (segment // 2) / segment
         np.testing.assert_allclose(density, 9, rtol=0.05)
+
+
+def test_stored_spectra_behind_filters_are_slow_as_responses_say():
+    """Fig. 2b on the stored runs; white noise behind the same filters would be as slow."""
+    frame = records.read(ROOT / "docs" / "records" / "doppler_spectra.jsonl.gz")
+    frame = frame[(frame["kind"] == "spectrum") & (frame["trained"] == "sgd")]
+    densities = frame.groupby(["frequency", "series"])["density"].mean().unstack()
+    frequencies = densities.index.to_numpy()
+    shares = densities[frequencies <= 0.05].sum() / densities.sum()
+    assert shares["private"] == pytest.approx(4 / 33, abs=0.01)
+    published = [name for name in FILTERS if name != "sgd"]
+    for name in published:
+        b, a = FILTERS[name]
+        response = signal.freqz(b, [1.0, *a], 2 * np.pi * frequencies)[1]
+        white = np.abs(response) ** 2
+        of_white = white[frequencies <= 0.05].sum() / white.sum()
+        assert shares[name] == pytest.approx(of_white, abs=0.04), name
+        assert densities[name].iloc[-1] < 0.05 * densities["private"].iloc[-1]
+    assert shares[published].min() == pytest.approx(0.53, abs=0.005)
+    assert shares[published].max() == pytest.approx(0.92, abs=0.005)
+    assert shares["first v1"] == pytest.approx(0.78, abs=0.005)
 
 
 @pytest.mark.slow
