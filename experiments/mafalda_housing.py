@@ -194,9 +194,14 @@ def train(
             checkpoint=folder / "_".join(map(str, seeds)),
         )
         rates.append(result.rounds_per_second)
-        rows += _kept(config, graph, result.rows(graph=graph, mixing=config.mixing))
+        rows += _kept(config, graph, result.rows(graph=called(config, graph), mixing=config.mixing))
     lab.say(f"  {graph}, {LABELS[design]}: {np.nanmedian(rates):,.0f} rounds/s, median of calls")
     return rows
+
+
+def called(config: Config, graph: str) -> str:
+    """A network in records: with fewer records than there are it is another one."""
+    return f"{graph}:{config.records}" if config.records else graph
 
 
 def _kept(config: Config, graph: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -233,8 +238,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
             listed = ("graphs", "designs", "level", "together")
             stored = launch.stored(config, *listed, graph=graph, design=design, **own)
             compute = functools.partial(train, config, graph, matrix, design, lab)
-            name = f"{graph}_{config.records}_{design}" if config.records else f"{graph}_{design}"
-            cells.append((launch.file_name(name), stored, compute))
+            cells.append((launch.file_name(f"{called(config, graph)}_{design}"), stored, compute))
     report(config, lab, lab.cells(cells, seed=config.seeds))
 
 
@@ -384,8 +388,7 @@ def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
                 log_y=x == "round",
                 note=" ".join([above, note if "spacetime" in config.designs else ""]).strip(),
             )
-            mark = f"_{config.records}" if config.records else ""
-            lab.figure(sheet, f"mafalda_housing_{launch.file_name(graph)}_{name}{mark}.svg")
+            lab.figure(sheet, f"mafalda_housing_{launch.file_name(graph)}_{name}.svg")
 
 
 main = functools.partial(launch.main, "mafalda_housing", PRESETS, experiment)
