@@ -34,7 +34,7 @@ from dpjax.secagg.messages import MaskedVector, decoded
 from dpjax.sites import compute, meeting, start, wire
 from dpjax.sites.channel import Event
 from dpjax.sites.compute import SumRounds
-from dpjax.sites.identity import Identity
+from dpjax.sites.identity import Identity, Refused
 from dpjax.sites.noise import SiteNoise
 from dpjax.sites.project import Project, follow
 from dpjax.sites.site import SiteLoop
@@ -86,8 +86,9 @@ class Life:
         initial: What its ledger had when it began.
         doom: How the name of a file begins, which of its writes ends the process, and when.
         is_dead: Whether it was killed.
-        known: Runs that neighbours with a session knew, and keys; with what was so a turn ago, and
-            the turn before that.
+        runs_shown: Runs that neighbours had of it on disk when they met: now, a turn ago, and the
+            turn before that.
+        warnings: Likewise whether one had keys that it lacks.
         drawn: By round, the noise's key and the digest of the vector.
         missing: What it waits for.
         end: How it ended; "" while it lives.
@@ -101,8 +102,8 @@ class Life:
     initial: set[Place] = field(default_factory=set)
     doom: tuple[str, int, str] | None = None
     is_dead: bool = False
-    known: list[set[Place]] = field(default_factory=lambda: [set(), set(), set()])
-    warned: list[str] = field(default_factory=lambda: ["", "", ""])
+    runs_shown: list[set[Place]] = field(default_factory=lambda: [set(), set(), set()])
+    warnings: list[str] = field(default_factory=lambda: ["", "", ""])
     drawn: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
     run: tuple[Place, bytes] | None = None
     missing: Callable[[], list[str]] = list
@@ -118,7 +119,7 @@ class Life:
 
     def turned(self) -> None:
         """Note what neighbours had shown before this turn of the loop."""
-        for rows in (self.known, self.warned):
+        for rows in (self.runs_shown, self.warnings):
             rows[1:] = [copy.copy(rows[0]), rows[1]]
 
 
@@ -159,7 +160,8 @@ class Line:
             if other is None:
                 return False
             for changed in self.said(peer, data):
-                self.trial.heard.append(wire.decoded(changed))
+                with contextlib.suppress(Refused):
+                    self.trial.heard.append(wire.decoded(changed))
                 other.events.put(Event("message", self.name, changed, ""))
             return True
 
@@ -219,12 +221,12 @@ class Stage:
         wait = SiteLoop._wait
 
         def waiting(
-            site: SiteLoop, missing: Callable[[], list[str]], *rest: Any, **more: Any
+            site: SiteLoop, missing: Callable[[], list[str]], *rest: Any, **options: Any
         ) -> None:
             life = self._life_of(site.folder)
             if life is not None:
                 life.missing = missing
-            wait(site, missing, *rest, **more)
+            wait(site, missing, *rest, **options)
 
         self.patch.setattr(SiteLoop, "_wait", waiting)
 
@@ -249,10 +251,10 @@ class Stage:
         loaded: dict[tuple[Path, bytes], Project] = {}
         load = Project._load.__func__
 
-        def loading(kind: type[Project], path: Path, most: int) -> Project:
+        def loading(kind: type[Project], path: Path, limit: int) -> Project:
             key = path, path.read_bytes()
             if key not in loaded:
-                loaded[key] = load(kind, path, most)
+                loaded[key] = load(kind, path, limit)
             return loaded[key]
 
         self.patch.setattr(Project, "_load", classmethod(loading))
@@ -270,9 +272,9 @@ class Stage:
 
         def compiled(site: SumSite, plan: Any, problem: Any, number: int) -> Any:
             site._group = (site.name,)
-            made = copy.copy(self._rounds(site.agreement, site.name))
-            made.vector = functools.partial(self._drawing, site, made)
-            return made
+            rounds = copy.copy(self._rounds(site.agreement, site.name))
+            rounds.vector = functools.partial(self._drawing, site, rounds)
+            return rounds
 
         self.patch.setattr(SumSite, "_rounds_of", compiled)
 
@@ -378,6 +380,7 @@ class Trial(Sites):
     def __init__(self, stage: Stage, folder: Path, number: int) -> None:
         self.stage = stage
         self.chance = random.Random(number)
+        self.names = names_of(7)
         self.guard = threading.RLock()
         self.disk = threading.RLock()
         self.lines: list[Line] = []
@@ -475,22 +478,22 @@ class Trial(Sites):
                 for peer in list(line.sessions):
                     if frozenset((line.name, peer)) in self.cut:
                         line.part(peer)
-            for one in list(self.lines):
-                for other in list(self.lines):
-                    self._join(one, other)
+            for first in list(self.lines):
+                for second in list(self.lines):
+                    self._join(first, second)
 
-    def _join(self, one: Line, other: Line) -> None:
-        is_known = other.name in one.peers and one.name in other.peers
-        is_free = other.name not in one.sessions and one.name not in other.sessions
-        is_cut = frozenset((one.name, other.name)) in self.cut
-        if one is other or not is_known or not is_free or is_cut:
+    def _join(self, first: Line, second: Line) -> None:
+        is_known = second.name in first.peers and first.name in second.peers
+        is_free = second.name not in first.sessions and first.name not in second.sessions
+        is_cut = frozenset((first.name, second.name)) in self.cut
+        if first is second or not is_known or not is_free or is_cut:
             return
-        if time.monotonic() < self.again.get((one, other), 0.0):
+        if time.monotonic() < self.again.get((first, second), 0.0):
             return
         # What a disk says before the hello, the hello must say.
-        lessons = [self._lesson(one.life, other.life), self._lesson(other.life, one.life)]
+        lessons = [self._lesson(first.life, second.life), self._lesson(second.life, first.life)]
         reason: str | None = None
-        for end, peer in ((one, other), (other, one)):
+        for end, peer in ((first, second), (second, first)):
             for death in (end, peer):
                 if death.life.is_dead:
                     return
@@ -503,16 +506,16 @@ class Trial(Sites):
                 self.faults.append(f"a hello of {end.name} with {peer.name} raises {error!r}")
                 return
         if reason is not None:
-            self.again[one, other] = self.again[other, one] = time.monotonic() + 0.15
-            for end, peer in ((one, other), (other, one)):
+            self.again[first, second] = self.again[second, first] = time.monotonic() + 0.15
+            for end, peer in ((first, second), (second, first)):
                 end.events.put(Event("refused", peer.name, b"", reason))
             return
-        for end, peer in ((one, other), (other, one)):
+        for end, peer in ((first, second), (second, first)):
             end.sessions[peer.name] = peer
             end.events.put(Event("opened", peer.name, b"", ""))
-        for end, (places, warning) in zip((one, other), lessons, strict=True):
-            end.life.known[0] |= places
-            end.life.warned[0] = end.life.warned[0] or warning
+        for end, (places, warning) in zip((first, second), lessons, strict=True):
+            end.life.runs_shown[0] |= places
+            end.life.warnings[0] = end.life.warnings[0] or warning
 
     def _lesson(self, life: Life, peer: Life) -> tuple[set[Place], str]:
         """What an honest peer's disk has of a site when they meet, which the site must heed."""
@@ -573,14 +576,14 @@ class Trial(Sites):
         """Look at what an honest site says, as it goes out."""
         base = self.folder / life.home / "run"
         phase = life.plan.phase
-        own = start.phase_folder(base, phase)
-        if (own / "successor").exists():
+        folder = start.phase_folder(base, phase)
+        if (folder / "successor").exists():
             self.fault(life, f"says {type(frame).__name__} in a phase that it has ended")
         if isinstance(frame, wire.Greeting):
             self.signed[life.name, phase].add(life.plan.digest)
             self._check_before(life, base)
         elif not isinstance(frame, wire.Presences | wire.Refusal):
-            self._check_begun(life, own, frame)
+            self._check_begun(life, folder, frame)
 
     def _check_before(self, life: Life, base: Path) -> None:
         """The phases before have ended, on disk."""
@@ -592,14 +595,14 @@ class Trial(Sites):
             if (folder / "secret").exists():
                 self.fault(life, f"keeps the secret of {folder.name}")
 
-    def _check_begun(self, life: Life, own: Path, frame: wire.Frame) -> None:
+    def _check_begun(self, life: Life, folder: Path, frame: wire.Frame) -> None:
         """The run has begun with all presences, and is charged."""
         if life.run is None:
-            content = _read(own / "run")
+            content = _read(folder / "run")
             if content is None:
                 self.fault(life, f"says {type(frame).__name__} before the run has begun")
                 return
-            presences = {one.name: one for one in wire.decoded(content).presences}
+            presences = {entry.name: entry for entry in wire.decoded(content).presences}
             roster = life.plan.roster
             for name in life.plan.names:
                 entry = presences.get(name)
@@ -634,7 +637,7 @@ class Trial(Sites):
         assert life.run is not None
         place, run = life.run
         is_restored = bool(self.restored[name])
-        heeded = life.initial | life.known[2] | {place}
+        heeded = life.initial | life.runs_shown[2] | {place}
         if name in {other for other, left in self.left if left == run} and not is_restored:
             self.fault(life, "sends a vector in a run that it has left")
         costs = {plan.digest: plan.guarantee.loss.rho for plan in life.plan.phases}
@@ -643,15 +646,15 @@ class Trial(Sites):
             self.fault(life, "sends a vector with a charged run of unknown cost")
         elif sum(costs[digest] for digest, _ in heeded) > SPENT:
             self.fault(life, "sends a vector beyond its total")
-        if life.known[2] - charged:
+        if life.runs_shown[2] - charged:
             self.fault(life, "sends a vector, and its ledger lacks a run that a neighbour has")
         if not is_restored and self.out[name] - charged:
             self.fault(life, "sends a vector, and its ledger lacks a run of its own")
         self.out[name].add(place)
         sent = self.vectors[name, run, round]
         sent.add(payload)
-        if life.warned[2]:
-            self.fault(life, f"sends a vector of round {round}, though {life.warned[2]}")
+        if life.warnings[2]:
+            self.fault(life, f"sends a vector of round {round}, though {life.warnings[2]}")
         if len(sent) > 1 and not is_restored:
             self.fault(life, f"sends two vectors of round {round}")
         key, digest = life.drawn[round]
@@ -662,7 +665,7 @@ class Trial(Sites):
     def absence(self, life: Life) -> str | None:
         """For whom a site waits who is not there; None where all are, or it waits for nobody."""
         with self.guard:
-            line = next((one for one in self.lines if one.life is life), None)
+            line = next((line for line in self.lines if line.life is life), None)
             for name in re.findall(r"site-\d\d", "; ".join(life.missing())):
                 other = line.sessions.get(name) if line is not None else None
                 if other is None or other.life.is_hostile:
@@ -677,13 +680,13 @@ class Trial(Sites):
         hostile = {life.name for life in self.ended if life.is_hostile}
         plans = {plan.digest: plan for plan in self.stage.plans.values()}
         for first, second in ((a, b) for a in self.begun for b in self.begun if a < b):
-            one = plans[first]
-            other = plans[second]
-            if one.before is None or one.before is not other.before:
+            plan = plans[first]
+            rival = plans[second]
+            if plan.before is None or plan.before is not rival.before:
                 continue
-            shared = one.standings.keys() & other.standings.keys() - hostile
-            if any(one.phase - 1 not in self.forgotten[name] for name in shared):
-                self.faults.append(f"two plans after phase {one.phase} have begun")
+            shared = plan.standings.keys() & rival.standings.keys() - hostile
+            if any(plan.phase - 1 not in self.forgotten[name] for name in shared):
+                self.faults.append(f"two plans after phase {plan.phase} have begun")
         for life in self.ended:
             if life.end == "broken" or life.error and not REMEDIES.search(life.error):
                 self.fault(life, f"ends by {life.error}")
@@ -691,14 +694,14 @@ class Trial(Sites):
 
 def charges(home: Path) -> dict[Place, tuple[wire.Presence, ...]]:
     """The runs of a site's ledger, as its file has them."""
-    found = {}
+    runs = {}
     for path in home.glob("*.ledger/charges"):
         for line in (_read(path) or b"").split(b"\n")[:-1]:
             with contextlib.suppress(ValueError):
                 frame = wire.decoded(base64.b64decode(json.loads(line)["presences"]))
                 mine = frame.presences[0]
-                found[dict(mine.terms)["plan"], mine.nonce] = frame.presences
-    return found
+                runs[dict(mine.terms)["plan"], mine.nonce] = frame.presences
+    return runs
 
 
 def _read(path: Path) -> bytes | None:

@@ -3,6 +3,7 @@
 ``python -m tests.sites.test_phase_attacks FIRST LAST`` runs trials of more numbers than the suite.
 """
 
+import base64
 import collections
 import contextlib
 import logging
@@ -17,7 +18,9 @@ from typing import TypeAlias
 
 import pytest
 
+from dpjax import _files
 from dpjax.sites import start, wire
+from dpjax.sites.project import follow
 from tests.sites.phase_world import LIMIT, PLANS, Life, Stage, Trial
 
 Attack: TypeAlias = Callable[[Trial, Life, str, wire.Frame], list[wire.Frame]]
@@ -111,9 +114,44 @@ def silence(trial: Trial, life: Life, peer: str, frame: wire.Frame) -> list[wire
     return [] if is_lost else [frame]
 
 
+def changed_fields(trial: Trial, life: Life, peer: str, frame: wire.Frame) -> list[wire.Frame]:
+    """Any part of a frame is another one."""
+    return [mangled(trial, trial.chance, frame) if trial.chance.random() < 0.15 else frame]
+
+
 ATTACKS: tuple[Attack, ...] = (
-    *(replays, departures, false_charges, two_faces, other_plans, silence),
+    *(replays, departures, false_charges, two_faces, other_plans, silence, changed_fields),
 )
+
+
+def forged(stage: Stage, folder: Path, chance: random.Random) -> list[str]:
+    """Standings that a coordinator must refuse; what is wrong with those that made a plan."""
+    text, arrays = _files.unpacked(stage.standings[0])
+    standing = wire.decoded(base64.b64decode(text))
+    assert isinstance(standing, wire.Standing)
+    changes: dict[str, dict[str, object]] = {
+        "of a minority": {},
+        "of other models": {"rounds": ((2, bytes(32)),)},
+        "of another run": {"run": bytes(32)},
+        "of another plan": {"plan": "0" * 64},
+        "of another site": {"name": "site-03"},
+        "of no site before": {"name": "site-06"},
+    }
+    kind = chance.choice(list(changes))
+    bare = standing._replace(**changes[kind])
+    signature = stage.sites.identity(0).sign("standing", bare.content)
+    content = base64.b64encode(wire.encoded(bare._replace(signature=signature))).decode()
+    path = folder / "forged.standing"
+    _files.create(path, _files.packed(content, arrays))
+    others = stage.standings[1 : 2 if kind == "of a minority" else 3]
+    plan = stage.sites.folder / "plan.json"
+    target = stage.sites.folder / "forged.json"
+    with contextlib.suppress(ValueError):
+        follow(plan, [path, *others], target, changes=FEWER)
+        target.unlink()
+        target.with_suffix(".npz").unlink()
+        return [f"a plan follows from a standing {kind}"]
+    return []
 
 
 class Script:
@@ -305,6 +343,8 @@ def replanned(folder: Path, stage: Stage, number: int) -> Trial:
     trial = Trial(stage, folder, number)
     try:
         Script(trial, chance, files).run()
+        if chance.random() < 0.3:
+            trial.faults += forged(stage, folder, chance)
     finally:
         trial.waiting = [life for life in trial.lives.values() if not life.end]
         for life in list(trial.lives.values()):
