@@ -636,7 +636,8 @@ class Trial(Sites):
         name = life.name
         assert life.run is not None
         place, run = life.run
-        is_restored = bool(self.restored[name])
+        is_restored = bool(self.restored[name] & {"whole", "run"})
+        has_ledger = not self.restored[name] & {"whole", "ledger", "empty"}
         heeded = life.initial | life.runs_shown[2] | {place}
         if name in {other for other, left in self.left if left == run} and not is_restored:
             self.fault(life, "sends a vector in a run that it has left")
@@ -648,7 +649,7 @@ class Trial(Sites):
             self.fault(life, "sends a vector beyond its total")
         if life.runs_shown[2] - charged:
             self.fault(life, "sends a vector, and its ledger lacks a run that a neighbour has")
-        if not is_restored and self.out[name] - charged:
+        if has_ledger and self.out[name] - charged:
             self.fault(life, "sends a vector, and its ledger lacks a run of its own")
         self.out[name].add(place)
         sent = self.vectors[name, run, round]

@@ -22,6 +22,8 @@ from dpjax import _files
 from dpjax.sites import start, wire
 from dpjax.sites.project import follow
 from tests.sites.phase_world import LIMIT, PLANS, Life, Stage, Trial
+from tests.sites.test_peer_attacks import mangled
+from tests.sites.test_phases import FEWER
 
 Attack: TypeAlias = Callable[[Trial, Life, str, wire.Frame], list[wire.Frame]]
 # Plans that two coordinators make; some alone.
@@ -221,10 +223,10 @@ class Script:
 
     def _restore_later(self, name: str, file: str) -> None:
         chance = self.chance
-        kind = chance.choice(("whole", "whole", "run", "run", "ledger", "empty"))
+        kind = chance.choice(("whole", "whole", "run", "run", "ledger", *3 * ("empty",)))
         copies: list[Path] = []
-        first = chance.randrange(STEPS - 2)
-        last = chance.randrange(first + 1, STEPS)
+        first = chance.randrange(STEPS // 2)
+        last = first + chance.randrange(1, STEPS // 2)
         self._at(first, lambda: copies.append(self.trial.backup(name, kind)))
 
         def put_back() -> None:
@@ -304,6 +306,8 @@ class Script:
             files = [file for file in later if trial.stage.plans[file].before is life.plan]
             files = [file for file in files if life.name in trial.stage.plans[file].names]
             if files and life.home == life.name:
+                if life.name != self.hostile and self.chance.random() < 0.3:
+                    trial.restore(life.name, "empty", None)
                 self._start(life.name, self.chance.choice(files), 1)
 
     def finish(self) -> None:
