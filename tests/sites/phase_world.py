@@ -540,6 +540,7 @@ class Trial(Sites):
     def backup(self, home: str, kind: str) -> Path:
         """A copy of what a site has on disk."""
         copied = self.folder.parent / f"{home}.{kind}.{self.chance.random()}"
+        (self.folder / home).mkdir(exist_ok=True)
         with self.disk:
             shutil.copytree(self.folder / home, copied)
         return copied
