@@ -667,6 +667,10 @@ class Trial(Sites):
     def absence(self, life: Life) -> str | None:
         """For whom a site waits who is not there; None where all are, or it waits for nobody."""
         with self.guard:
+            # One that spoils each attempt stops a run, as by silence.
+            for other in self.lives.values():
+                if other.is_hostile and other.name in life.plan.names and life.run:
+                    return other.name
             line = next((line for line in self.lines if line.life is life), None)
             for name in re.findall(r"site-\d\d", "; ".join(life.missing())):
                 other = line.sessions.get(name) if line is not None else None
