@@ -542,7 +542,9 @@ class Trial(Sites):
         copied = self.folder.parent / f"{home}.{kind}.{self.chance.random()}"
         (self.folder / home).mkdir(exist_ok=True)
         with self.disk:
-            shutil.copytree(self.folder / home, copied)
+            # A status is being written at any time, and no invariant is about it.
+            hidden = shutil.ignore_patterns(".*.tmp", "status.json")
+            shutil.copytree(self.folder / home, copied, ignore=hidden)
         return copied
 
     def restore(self, home: str, kind: str, copied: Path | None) -> None:
