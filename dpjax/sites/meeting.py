@@ -399,7 +399,10 @@ class Meeting:
             if is_here or name not in self._agreement.names:
                 raise Refused(f"word that {name!r} is gone, which is here, or is no site")
         if name == self.name and name not in self.departed:
-            self.doubt = f"{peer.name} has word of {name} that it leaves, which this folder lacks"
+            self.doubt = (
+                f"{peer.name} has word of {name} that it leaves, which this folder lacks: it was "
+                f"restored from a backup, or is a copy. {name} must leave"
+            )
             raise Refused(self.doubt)
         peer.knows.add(name)
         self.depart(leave)

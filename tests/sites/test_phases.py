@@ -270,6 +270,7 @@ def test_words_of_departures_are_checked(sites: Sites) -> None:
     with pytest.raises(Refused, match="this folder lacks"):
         meeting._take(peer, wire.Leave(names[0], 1, mine))
     assert "this folder lacks" in str(meeting.doubt)
+    assert "site-00 must leave" in str(meeting.doubt)
     site.close()
 
 
