@@ -516,7 +516,7 @@ class SiteLoop:
         while missing() and time.monotonic() < began + most:
             # After the last round nothing of this site's is at stake any more.
             if self.round < self._last and not is_over:
-                self._check_end(time.monotonic() - began)
+                self._check_end(time.monotonic() - began, missing)
             conversation.turn()
             names = "; ".join(missing())
             self._tell(f"{verb} {names}" if names else "goes on")
@@ -524,7 +524,7 @@ class SiteLoop:
                 late += self.waits.late
                 _log.warning("round %d %s %s", self.round, verb, names)
 
-    def _check_end(self, waited: float) -> None:
+    def _check_end(self, waited: float, missing: Callable[[], list[str]]) -> None:
         """Stop where the run has ended for this site, or is to end."""
         conversation = self._conversation
         if conversation.doubt is not None:
@@ -537,6 +537,13 @@ class SiteLoop:
         if is_stuck:
             conversation.give_up(self.waits.gone)
         fault = conversation.ended(is_stuck)
+        if fault is None and waited > 2 * self.waits.gone:
+            # Who is there, and says nothing that a round is made of, could keep all for ever. Those
+            # who have no session with one that is gone have heard of it by now.
+            fault = (
+                f"{waited:.0f} seconds went by without {'; '.join(missing())}, with sessions "
+                "open: this run has ended. Compare logs, find out who spoils it, and go on without"
+            )
         if fault is not None:
             _log.warning("%s", fault)
             # Who is gone is not met by all.

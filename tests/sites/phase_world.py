@@ -248,13 +248,13 @@ class Stage:
             return guarantees[key]
 
         self.patch.setattr(Project, "guarantee_of", stating)
-        loaded: dict[tuple[Path, bytes], Project] = {}
+        loaded: dict[tuple[Path, bytes, tuple[Any, ...]], Project] = {}
         load = Project._load.__func__
 
-        def loading(kind: type[Project], path: Path, limit: int) -> Project:
-            key = path, path.read_bytes()
+        def loading(kind: type[Project], path: Path, *rest: Any) -> Project:
+            key = path, path.read_bytes(), rest
             if key not in loaded:
-                loaded[key] = load(kind, path, limit)
+                loaded[key] = load(kind, path, *rest)
             return loaded[key]
 
         self.patch.setattr(Project, "_load", classmethod(loading))

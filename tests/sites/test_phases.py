@@ -225,7 +225,7 @@ def test_who_is_gone_is_named_everywhere(sites: Sites) -> None:
     """On a ring of five, one has no session with the site that is gone, and blames nobody else."""
     sites.write(5, GOSSIP)
     names = names_of(5)
-    sites.waits["gone"] = 1.0
+    sites.waits["gone"] = 4.0
     sites.start(*names[1:], rounds=1000)
     sites.start(names[0], rounds=2)
     results = sites.finished(*names)
@@ -236,6 +236,33 @@ def test_who_is_gone_is_named_everywhere(sites: Sites) -> None:
     sites.waits["gone"] = 60.0
     sites.start(*names)
     sites.models(*names)
+
+
+@pytest.mark.mutant
+def test_who_is_there_and_says_nothing_holds_nobody_for_ever(sites: Sites) -> None:
+    sites.write(4, GOSSIP)
+    names = names_of(4)
+    sites.waits["gone"] = 3.0
+    silent = sites.site(names[0])
+    ended = threading.Event()
+
+    def listen() -> None:
+        silent._conversation.connect()
+        while not ended.is_set():
+            silent._conversation.turn()
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    sites.start(*names[1:])
+    results = sites.finished(*names[1:])
+    ended.set()
+    thread.join(10)
+    silent.close()
+    # Its neighbours on the ring wait for its message, and the third for theirs.
+    for name in (names[1], names[3]):
+        assert "seconds went by without the message of site-00" in str(results[name])
+        assert "find out who spoils it" in str(results[name])
+    assert isinstance(results[names[2]], ValueError)
 
 
 @pytest.mark.mutant
