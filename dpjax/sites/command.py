@@ -119,7 +119,7 @@ def plan_command(
     roster = Roster.of_certificates(certificates)
     made = project.write(_files.toml(study), roster, _files.toml(schema), out)
     print(f"plan: {out} and {out.with_suffix('.npz')}, digest {made.digest}")
-    print(f"roster: {roster.digest}; every operator compares it by another way than the network")
+    print(f"roster: {roster.digest}; operators compare both by another way than the network")
     print(made.plan.guarantee.replace(release=True, sites=True).statement())
     return 0
 
@@ -203,9 +203,15 @@ def replan_command(
         schema=None if schema is None else _files.toml(schema),
     )
     print(f"plan: {path} and {path.with_suffix('.npz')}, digest {made.digest}")
-    print(f"roster: {made.roster.digest}; every operator compares it, as before")
+    print(f"roster: {made.roster.digest}; every operator compares both digests")
     print(f"phase {number}: {', '.join(made.names)}, after round {made.round} of the one before")
     print(f"go on by: {', '.join(made.standings)}; who joins needs the files of all phases")
+    lowered = [] if epsilon is None else made.below(epsilon)
+    if lowered:
+        print(
+            f"epsilon is not {epsilon:g}: of {', '.join(lowered)} no more is left; leave their "
+            "standings out for it"
+        )
     print(made.guarantee.statement())
     return 0
 
@@ -220,7 +226,7 @@ def leave_command(folder: tyro.conf.Positional[Path]) -> int:
     Args:
         folder: Of its run.
     """
-    if not (folder / "run").exists():
+    if not (folder / "run").is_file():
         raise _validate.refusal("folder", str(folder), "name that of a run that has begun")
     if (folder / SUCCESSOR).exists():
         remedy = "its phase has ended; name the folder of this phase, run.1 for the second one"
@@ -423,7 +429,7 @@ def _end(member: "SiteLoop") -> int:
 
 
 def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> int:
-    """Print what a site is doing: its round, its neighbours, waits, and what it has spent.
+    """Print what a site is doing: its round, its neighbours, waits, and what this phase costs.
 
     It ends with status 1 where no process runs a site that is not done, or one has written nothing
     for a while.
@@ -454,6 +460,8 @@ def status_command(folder: tyro.conf.Positional[Path], stale: float = 120.0) -> 
             f"{status['name']}: {doing}, round {status['round']} of {status['rounds']}",
             f"messages sent: {sent} of {status['rounds']}; {status['caption']}",
         ]
+        if status.get("total"):
+            text.append(f"of all phases: {status['total']}; dpjax site ledger has what is spent")
         for peer, state in sorted(status["peers"].items()):
             known = {key: value for key, value in state.items() if value is not None}
             text.append(f"  {peer}: " + ", ".join(f"{key} {value}" for key, value in known.items()))

@@ -486,7 +486,9 @@ def check_certificate(
         _validate.refuse(
             {
                 f"{name} has left this run": name in departed,
-                f"{name} is not in the roster": name not in roster,
+                f"{name} is not in the roster here; where it joined, take the new plan": (
+                    name not in roster
+                ),
                 f"{name} has another key in the roster": key not in roster.accepted(name),
             }
         )

@@ -9,6 +9,7 @@ lacks before anything is sent.
 import base64
 import hashlib
 import json
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +21,8 @@ from dpjax.sites.identity import Refused, Roster
 from dpjax.sites.store import Folder, MustLeave
 
 __all__ = ["Ledger"]
+
+_log = logging.getLogger("dpjax.sites")
 
 _FILE = "charges"
 _RECORDS = "records"
@@ -216,6 +219,7 @@ class Ledger:
             if place in self._runs or place == (self._costs.digest, self._nonce):
                 continue
             self._add((presence,))
+            _log.warning("%s shows a run of %s that its ledger lacked: charged", peer, self.name)
             self._check_known()
             try:
                 self.guarantee(self._nonce)

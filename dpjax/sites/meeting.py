@@ -382,6 +382,9 @@ class Meeting:
             self._folder.replace(f"{LEFT}{leave.name}", wire.encoded(leave))
         self.departed[leave.name] = leave
         self.audit.note("departed", site=leave.name, round=leave.round)
+        if leave.name != self.name:
+            how = "has left in order" if leave.signature else "is gone"
+            _log.warning("%s %s, after %d rounds", leave.name, how, leave.round)
         for peer in self.neighbours.values():
             if peer.live:
                 peer.backlog.append(wire.encoded(leave))
@@ -540,10 +543,14 @@ class Meeting:
         # One item of a group's, however long its terms are: all sites keep them and hand them on.
         if theirs != mine or len(presence.terms) > len(mine) + 1:
             items = _differing(theirs, mine) or ["way in which terms are written"]
-            # All else follows from it.
-            items = ["plan"] if "plan" in items else items
             remedy = _REMEDIES.get(items[0], "give the same at all sites")
-            raise Refused(f"{presence.name} and {self.name} differ in {_words(items)}; {remedy}")
+            words = _words(items)
+            if "plan" in items:
+                # All else follows from it.
+                digests = [dict(terms).get("plan", "")[:16] for terms in (theirs, mine)]
+                words = f"the plan, {' and '.join(digests)}"
+                remedy = _REMEDIES["plan"]
+            raise Refused(f"{presence.name} and {self.name} differ in {words}; {remedy}")
         if bool(presence.exchange) != bool(own.exchange):
             raise Refused(f"{presence.name} differs in whether it shows a key for links")
 

@@ -600,6 +600,10 @@ class PeerSums:
         aggregator = self.aggregator(self.attempt)
         is_there = aggregator in self.live or aggregator == self.name
         self._began = self._clock()
+        if self._last_rounds.get(aggregator, self.round) < self.round:
+            # It left.
+            self._call_by = self._began
+            return
         # Longer with each turn of all sites: what is too short for them ends.
         turns = 1 + self.attempt // len(self.names)
         self._call_by = self._began + turns * (self._limits.enrol if is_there else self._grace)
@@ -848,8 +852,11 @@ class PeerSums:
             if self._voids:
                 self._say(peer, wire.Voided(tuple(self._voids.values())))
             return
+        if word.attempt < self.attempt:
+            # It came back, and does not know yet: no fault of its.
+            return
         # One that is further ahead than there are sites would let one site rush all others.
-        if not self.attempt <= word.attempt < self.attempt + len(self.names):
+        if word.attempt >= self.attempt + len(self.names):
             raise Refused(f"a call for attempt {word.attempt} in attempt {self.attempt}")
         if self._part is None or word.attempt > self.attempt:
             self._calls.setdefault(word.attempt, word)

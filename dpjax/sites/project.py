@@ -364,10 +364,14 @@ class Project:
         left = float(np.max(budget_.remaining(self.totals[name], costs).epsilon))
         # Squares add up, so that what is left rounds a little otherwise.
         if cost > left * (1 + 1e-6):
+            remedy = "give at most that for all: the sites of a sum state one"
+            if not self.guarantee.sum_only:
+                remedy = (
+                    f"give at most that, for each site: epsilon = {{ {name} = {left:.4g}, ... }}"
+                )
             raise ValueError(
                 f"[budget] epsilon is {cost:.6g}, and the total of {self.totals[name].largest:g} "
-                f"leaves {left:.6g}; give at most that, for each site: "
-                f"epsilon = {{ {name} = {left:.4g}, ... }}"
+                f"leaves {left:.6g}; {remedy}"
             )
 
     def total_of(self, name: str) -> Budget | None:
@@ -391,8 +395,22 @@ class Project:
             name: The site's.
             account: "training" or "held_out".
         """
-        phases = [phase for phase in self.phases if name in phase.names]
+        phases = [phase for phase in self._begun if name in phase.names]
         return [phase for phase in phases if phase.account == account]
+
+    @property
+    def _begun(self) -> list["Project"]:
+        """The phases without those of which all who went on said that they did not begin.
+
+        Where one began all the same, each site's ledger has it, and refuses what passes its total.
+        """
+        phases = self.phases
+        empty = [
+            later.before
+            for later in phases[1:]
+            if not any(standing.run for standing in later.standings.values())
+        ]
+        return [phase for phase in phases if phase not in empty]
 
     @property
     def accounts(self) -> list[str]:
@@ -532,6 +550,20 @@ class Project:
         if self.start is None:
             return problem
         return dataclasses.replace(problem, init=functools.partial(_given, self.start))
+
+    def below(self, epsilon: float) -> list[str]:
+        """Return the sites whose totals leave less than a budget for this phase.
+
+        Args:
+            epsilon: The budget.
+        """
+        names = []
+        for name, total in self.totals.items():
+            earlier = self.phases_of(name, self.account)[:-1]
+            costs = [phase.of_site(name) for phase in earlier]
+            if np.max(budget_.remaining(total, costs).epsilon) < epsilon:
+                names.append(name)
+        return names
 
     def spending(self) -> list[str]:
         """Return what each site may spend, has spent and has left, a line each.
@@ -687,9 +719,10 @@ def follow(
         FileNotFoundError: plan.json does not exist; name a file that does
     """
     path = Path(path)
-    old = Project.load(before)
     if path.absolute().parent != Path(before).absolute().parent:
-        raise _validate.refusal("path", path, f"give one in the folder of {before}")
+        raise _validate.refusal("path", str(path), f"give one in the folder of {before}")
+    _check_new(path)
+    old = Project.load(before)
     accepted = old.roster
     signed = []
     for file in renewals:
@@ -704,6 +737,11 @@ def follow(
         with _files.reading(file, "get the file again"):
             text, arrays = _files.unpacked(file)
             standing = _standing_of(text)
+        if standing.plan != old.digest:
+            raise ValueError(
+                f"{file} is of {standing.name} after the plan {standing.plan[:16]}, and {before} "
+                f"is {old.digest[:16]}; give standings and plan of one phase"
+            )
         standing_by_name[standing.name] = standing
         texts[standing.name] = text
         models[standing.name] = arrays
@@ -730,7 +768,12 @@ def follow(
     with naming({}, "standings: "):
         _check_standings(standing_by_name, old, accepted, tuple(roster), round)
     changes = measures.as_phase(changes or {})
-    settings = _following_settings(old, tuple(roster), round, changes)
+    last_begun = old
+    if not any(standing.run for standing in standing_by_name.values()):
+        if old.before is None:
+            raise ValueError("standings are of a first phase that has not begun; plan it again")
+        last_begun = old.before
+    settings = _following_settings(old, last_begun, tuple(roster), round, changes)
     after = {
         "file": Path(before).name,
         "plan": old.digest,
@@ -748,6 +791,7 @@ def follow(
 
 def _written(path: Path, *parts: Any, **options: Any) -> Project:
     """Write the two files of a plan, and return what they hold."""
+    _check_new(path)
     with _as_file():
         arrays, content = _made(*parts, **options)
     written: list[Path] = []
@@ -764,17 +808,26 @@ def _written(path: Path, *parts: Any, **options: Any) -> Project:
         raise
 
 
+def _check_new(path: Path) -> None:
+    """Refuse a plan's path that is taken, before any work."""
+    for file in (path, path.with_suffix(".npz")):
+        if file.exists():
+            raise _validate.refusal("path", str(file), "there is one; move it, or name another")
+
+
 def _following_settings(
-    old: Project, names: tuple[str, ...], round: int, changes: Section
+    old: Project, last_begun: Project, names: tuple[str, ...], round: int, changes: Section
 ) -> dict[str, Any]:
-    """Settings of a phase after another one."""
+    """Settings of a phase after another one, which may not have begun."""
     if not old.totals:
         raise ValueError("[total] is missing in the plan before: begin a new project")
     settings = {**old.settings, **changes}
     left = old.plan.config.rounds - round
     if "rounds" not in changes:
         if left <= 0:
-            raise ValueError(f"rounds is missing, and none is left of {old.plan.config.rounds}")
+            raise ValueError(
+                f"rounds is missing, and none is left of {old.plan.config.rounds}; give --rounds"
+            )
         settings["rounds"] = left
     if "seed" not in changes:
         # Batches and signs of this phase are others.
@@ -792,7 +845,8 @@ def _following_settings(
         settings["data"] = {"counts": kept} if kept else {}
     settings["budget"] = {**old.settings["budget"], **changes.get("budget", {})}
     settings["total"] = _following_total(old, names, changes)
-    settings["budget"] = _following_budget(old, names, settings, changes.get("budget", {}))
+    asked = changes.get("budget", {})
+    settings["budget"] = _following_budget(last_begun, names, settings, asked)
     if adds_up and "noise" not in changes:
         # What followed from the model and the network is made anew.
         settings["noise"] = [
@@ -828,8 +882,11 @@ def _following_budget(
             epsilons[name] = float(np.max(old.remaining(name, account).epsilon))
     spent = [name for name in names if epsilons[name] < _LEAST_LEFT * totals[name].largest]
     if spent:
+        lefts = [f"{name} {epsilons[name]:.3g}" for name in spent]
         raise ValueError(
-            f"[total] of {', '.join(spent)} is spent; leave the standing out, and the others go on"
+            f"[total] of {', '.join(spent)} is spent (left: {', '.join(lefts)}, less than "
+            f"{_LEAST_LEFT:.0%} of it, which finite precision may take); leave the standing out, "
+            "and the others go on"
         )
     asked = changes.get("epsilon", np.inf)
     if not isinstance(asked, Mapping):

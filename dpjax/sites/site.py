@@ -169,6 +169,7 @@ class SiteLoop:
             )
         # Made once, as every round states it. Refuses a plan whose loss is none at sites.
         self.guarantee = self.compute.guarantee.replace(sites=True, insecure=channel.insecure)
+        self._of_phase = self.guarantee
         self._last = self.compute.rounds + agreement.average_rounds
         self._channel = channel
         self._is_used = False
@@ -209,6 +210,7 @@ class SiteLoop:
 
     def statement(self) -> str:
         """What is guaranteed, of whose records; and the totals of all sites, where they differ."""
+        self._restate()
         text = self.guarantee.statement()
         totals = self.agreement.totals
         if len({total.largest for total in totals.values()}) < 2:
@@ -239,10 +241,8 @@ class SiteLoop:
         folder.room("states")
         nonce = folder.drawn("nonce")
         self._bind(nonce)
-        if self._ledger is not None:
-            stated = self._ledger.guarantee(nonce)
-            # A project without totals states this phase alone.
-            self.guarantee = stated if stated.phases else self.guarantee
+        self._nonce = nonce
+        self._restate()
         begun = folder.read("run")
         exchange = b""
         if begun is None:
@@ -261,6 +261,13 @@ class SiteLoop:
                 self._conversation.recall(0 if stored is None else stored.round)
                 self._draw()
                 self._state = None if stored is None else self.compute.restored(stored)
+
+    def _restate(self) -> None:
+        """State what all runs of the ledger guarantee, also those that others have shown."""
+        if self._ledger is not None:
+            stated = self._ledger.guarantee(self._nonce)
+            # A project without totals states this phase alone.
+            self.guarantee = stated if stated.phases else self.guarantee
 
     def _check_open(self) -> None:
         """Refuse a phase that this site has ended."""
@@ -395,6 +402,7 @@ class SiteLoop:
         # Before anything is computed, each neighbour shows what it has of this site's.
         if self.round < self._last:
             self._wait(conversation.unmet)
+        self._restate()
 
     def _leave(self) -> None:
         """Leave in order: say so, and stay until those who are here know it."""
@@ -459,14 +467,10 @@ class SiteLoop:
         """Write how far this site came, signed, for the plan of a phase after this one.
 
         Args:
-            path: A file, of models that are public, after the last few rounds.
-
-        Raises:
-            ValueError: Where the run has not begun.
+            path: A file, of models that are public, after the last few rounds; of the first models
+                alone where the run has not begun.
         """
         conversation = self._conversation
-        if not conversation.run:
-            raise ValueError(f"folder is {str(self.folder)!r}, of a run that has not begun")
         models: dict[int, Models] = {}
         if self.round < self._behind:
             models[0] = self.compute.released(self.compute.init())
@@ -577,7 +581,8 @@ class SiteLoop:
             "round": self.round,
             "rounds": self._last,
             "sent": conversation.sent,
-            "caption": self.guarantee.caption(),
+            "caption": self._of_phase.caption(),
+            "total": self.guarantee.caption() if self.guarantee.phases else None,
             "peers": peers,
         }
         _files.replace(self.folder / "status.json", json.dumps(status).encode(), mode=0o600)

@@ -158,7 +158,7 @@ class Standing(NamedTuple):
     Attributes:
         name: The site.
         plan: Digest of the phase's plan.
-        run: Its name.
+        run: Its name; empty where it has not begun at this site.
         rounds: Pairs of a number of rounds done, and the digest of the models after them.
         signature: Of the site, over `content`.
     """

@@ -626,10 +626,14 @@ class Trial(Sites):
             self.left.add((life.name, run))
         if isinstance(frame, wire.Word) and frame.sender == life.name:
             if isinstance(decoded(frame.payload), MaskedVector):
+                has_left = life.name in {name for name, left in self.left if left == run}
+                if has_left and not self.restored[life.name] & {"whole", "run"}:
+                    self.fault(life, "sends a vector in a run that it has left")
                 self._check_vector(life, {*charged}, frame.round, frame.payload)
         if isinstance(frame, wire.Opened):
             number = life.plan.names.index(life.name)
             turn = (frame.round + frame.attempt) % len(life.plan.names)
+            # Who left hands on the sum that it opened before.
             if turn == number and number in frame.survivors and frame.round in life.drawn:
                 payload = f"own {frame.attempt}".encode()
                 self._check_vector(life, {*charged}, frame.round, payload)
@@ -642,8 +646,6 @@ class Trial(Sites):
         is_restored = bool(self.restored[name] & {"whole", "run"})
         has_ledger = not self.restored[name] & {"whole", "ledger", "empty"}
         heeded = life.initial | life.runs_shown[2] | {place}
-        if name in {other for other, left in self.left if left == run} and not is_restored:
-            self.fault(life, "sends a vector in a run that it has left")
         costs = {plan.digest: plan.guarantee.loss.rho for plan in life.plan.phases}
         foreign = [digest for digest, _ in heeded if digest not in costs]
         if foreign:

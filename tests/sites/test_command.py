@@ -111,6 +111,13 @@ def test_status_of_an_earlier_phase_names_the_last_one(
     assert "earlier phase" not in capsys.readouterr().out
 
 
+def test_nobody_leaves_by_the_folder_of_its_site(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ValueError, match="name that of a run that has begun"):
+        command.leave_command(tmp_path)
+    assert not (tmp_path / LEAVING).exists()
+
+
 def test_nobody_leaves_a_run_that_is_done(tmp_path: Path) -> None:
     (tmp_path / "run").write_bytes(b"")
     write_status(tmp_path, "is done")

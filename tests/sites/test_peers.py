@@ -177,3 +177,29 @@ def test_who_left_has_no_sum_of_later_rounds(
         incomplete = wire.Voided((*void.voids[:4], void.voids[3]))
         with pytest.raises(Refused, match="not of each site once"):
             world.sites["site-03"].hear("site-04", incomplete)
+
+
+def test_nobody_waits_for_who_left_to_add_up(
+    tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    world = World(tmp_path, identities, rounds=7)
+    world.start()
+    world.kill("site-05")
+    for site in world.sites.values():
+        site.part_from("site-05", 0)
+    world.run()
+    world.check()
+    assert world.now < 1
+
+
+def test_a_call_of_an_earlier_attempt_is_no_fault(
+    tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    """Who was killed and came back calls for the attempt that it was in."""
+    world = World(tmp_path, identities, rounds=1)
+    world.start()
+    site = world.sites["site-03"]
+    site.attempt = 1
+    word = world.sites["site-00"]._word(0, bytes(16), Hello(bytes(16), world.terms.digest()))
+    site.hear("site-00", word)
+    assert not site._calls

@@ -79,8 +79,8 @@ def false_charges(trial: Trial, life: Life, peer: str, frame: wire.Frame) -> lis
     for earlier in trial.chance.sample(trial.heard, min(60, len(trial.heard))):
         if isinstance(earlier, wire.Presences):
             presences += earlier.presences
-    chosen = trial.chance.sample(presences, min(len(presences), trial.chance.randrange(4)))
-    return [frame._replace(charges=tuple(chosen))]
+    charges = trial.chance.sample(presences, min(len(presences), trial.chance.randrange(4)))
+    return [frame._replace(charges=tuple(charges))]
 
 
 def two_faces(trial: Trial, life: Life, peer: str, frame: wire.Frame) -> list[wire.Frame]:
@@ -105,8 +105,8 @@ def other_plans(trial: Trial, life: Life, peer: str, frame: wire.Frame) -> list[
     """Presences of another plan stand among those of this one."""
     if not isinstance(frame, wire.Presences):
         return [frame]
-    found = [one for one in trial.heard if isinstance(one, wire.Presences)]
-    strangers = trial.chance.choice(found).presences if found else ()
+    frames = [entry for entry in trial.heard if isinstance(entry, wire.Presences)]
+    strangers = trial.chance.choice(frames).presences if frames else ()
     return [trial.chance.choice((frame, wire.Presences((*frame.presences, *strangers))))]
 
 
@@ -339,11 +339,11 @@ def replanned(folder: Path, stage: Stage, number: int) -> Trial:
     if chance.random() < 0.3:
         files = files[::-1]
     later = [file for file, (before, *_) in PLANS.items() if before in files]
-    wanted = {"plan.json", *files, *(later if chance.random() < 0.5 else [])}
-    for file in sorted(wanted - {"plan.json"}):
+    needed = {"plan.json", *files, *(later if chance.random() < 0.5 else [])}
+    for file in sorted(needed - {"plan.json"}):
         stage.plan(file)
     everything = stage.plans
-    stage.plans = {file: plan for file, plan in everything.items() if file in wanted}
+    stage.plans = {file: plan for file, plan in everything.items() if file in needed}
     trial = Trial(stage, folder, number)
     try:
         Script(trial, chance, files).run()
@@ -371,9 +371,9 @@ def outcomes(trial: Trial) -> set[str]:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    made = Stage(tmp_path_factory.mktemp("stage"))
-    yield made
-    made.close()
+    world = Stage(tmp_path_factory.mktemp("stage"))
+    yield world
+    world.close()
 
 
 # Of two plans: each more takes seconds to make.
@@ -386,11 +386,11 @@ if __name__ == "__main__":
     logging.disable()
     counts: collections.Counter[str] = collections.Counter()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as place, contextlib.closing(Stage(Path(place))) as made:
+    with tempfile.TemporaryDirectory() as place, contextlib.closing(Stage(Path(place))) as world:
         for number in range(int(sys.argv[1]), int(sys.argv[2])):
             folder = Path(place) / str(number)
             folder.mkdir()
-            trial = replanned(folder, made, number)
+            trial = replanned(folder, world, number)
             shutil.rmtree(folder)
             counts.update(["trials", *outcomes(trial), *(["faulty"] if trial.faults else [])])
             for fault in trial.faults:

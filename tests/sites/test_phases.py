@@ -381,6 +381,48 @@ def problem_of(sites: Sites, plan: Project, name: str) -> Any:
     return problem
 
 
+@pytest.mark.mutant
+def test_a_plan_that_was_signed_and_never_began_is_followed(sites: Sites) -> None:
+    """Of two coordinators' plans neither begins: sites go on after one, and it costs nothing."""
+    sites.write(5, SUMS)
+    names = names_of(5)
+    sites.start(*names, rounds=2)
+    sites.finished(*names)
+    files = sites.standings(*names)
+    plan = sites.folder / "plan.json"
+    second = follow(plan, files[:4], sites.folder / "plan-2.json", changes=FEWER)
+    follow(plan, files[1:], sites.folder / "other.json", changes=FEWER)
+    # Three sign the one, and one the other; neither begins.
+    signed = sites.standings(*names[:3], plan="plan-2.json", tag=".2")
+    sites.site(names[3], "other.json").close()
+    with pytest.raises(ValueError, match="a site signs one"):
+        sites.site(names[3], "plan-2.json")
+    third = follow(
+        sites.folder / "plan-2.json",
+        signed,
+        sites.folder / "plan-3.json",
+        joining=[sites.certificate(3)],
+    )
+    members = names[:4]
+    assert third.phase == 2 and third.round == 0 and third.names == tuple(members)
+    assert third.plan.config.rounds == second.plan.config.rounds == 4
+    for name in members:
+        left = third.before.before.remaining(name).epsilon
+        assert third.before.remaining(name).epsilon < left
+        assert third.of_site(name).epsilon == pytest.approx(float(left), rel=1e-3)
+    models = [jax.tree.leaves(plan.start)[0] for plan in (second, third)]
+    np.testing.assert_array_equal(*models)
+    sites.start(*members, plan="plan-3.json")
+    ends = sites.models(*members)
+    assert len({end.tobytes() for end in ends}) == 1
+    ledger = sites.members[names[0]]._ledger
+    assert [digest for digest, _ in ledger.runs] == [third.root, third.digest]
+    assert "2 phases" in sites.members[names[0]].guarantee.statement()
+    # Nobody goes back to the one that did not begin.
+    with pytest.raises(ValueError, match="of a phase that site-00 has ended"):
+        sites.site(names[0], "plan-2.json")
+
+
 # The plan of a later phase.
 
 
@@ -443,7 +485,7 @@ def test_standings_are_checked(after_two: Sites, tmp_path: Path) -> None:
         assert not (after_two.folder / "forged.json").exists()
 
     refused(forged(name="site-04"), "of site-04 is not signed by it")
-    refused(forged(plan="0" * 64), "of another plan")
+    refused(forged(plan="0" * 64), "after the plan 0000000000000000, and .* of one phase")
     refused(forged(run=bytes(32)), "of several runs")
     refused(forged(rounds=((1, bytes(32)),)), "other models than it signed")
     refused(forged(rounds=((7, bytes(32)),)), "no round in common")
@@ -845,6 +887,7 @@ def test_the_page_and_the_ledger_say_what_phases_spend(after_two: Sites) -> None
     assert "This is phase 2 of a project" in page
     assert "site-00, records to train on: total 3, phases 1, 2 with epsilon 2" in page
     assert "site-04 has left: it still has its keys" in page
+    assert second.below(2.9) == names_of(4) and second.below(0.5) == []
     path = after_two.folder / "site.toml"
     lines = {"name": "site-00", "plan": "page.json", "folder": "site-00/run"}
     path.write_text("".join(f'{key} = "{value}"\n' for key, value in lines.items()))

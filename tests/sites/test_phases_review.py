@@ -96,7 +96,7 @@ def test_a_plan_that_is_refused_takes_no_name(sites: Sites) -> None:
     assert not list(sites.folder.iterdir())
     # Nor do arrays stay beside a file that was there.
     (sites.folder / "plan.json").write_text("kept")
-    with pytest.raises(ValueError, match=r"plan\.json.*cannot be written"):
+    with pytest.raises(ValueError, match=r"plan\.json.*there is one"):
         sites.write(3, THREE)
     assert [path.name for path in sites.folder.iterdir()] == ["plan.json"]
     assert (sites.folder / "plan.json").read_text() == "kept"
@@ -246,6 +246,17 @@ def test_a_lost_ledger_does_not_know_which_records_were_held_out(sites: Sites) -
     with pytest.raises(MustLeave, match="which was lost"):
         with contextlib.closing(Ledger(sites.folder / "again", plan, "site-00")) as ledger:
             ledger.bind(b"of today", accounts)
+
+
+@pytest.mark.mutant
+def test_a_statement_has_what_others_showed_of_a_ledger(sites: Sites) -> None:
+    plan = sites.write(3, THREE | {"total": {"epsilon": 9.0}})
+    site = sites.site("site-00")
+    ledger = site._ledger
+    assert ledger is not None and "by 2 phases" not in site.statement()
+    ledger.take("site-01", [presences(sites, plan, 4, 5, 6)["site-00"]])
+    assert "by 2 phases" in site.statement()
+    site.close()
 
 
 def test_a_ledger_is_printed_while_a_site_uses_it(sites: Sites) -> None:
