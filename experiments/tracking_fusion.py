@@ -113,7 +113,7 @@ PRESETS = {
     ),
     "cpu": Config(),
     # Few runs arrive at the printed steps, so that medians of those that do need many.
-    "cpu_stops": Config(
+    "stops": Config(
         epsilon=(10.0,), gamma=(0.002,), beta=(100.0,), q1=(0.97,), q2=(0.99,), trials=0,
         methods=("tracking", "dpop"), timed=2000, optimal=(),
     ),

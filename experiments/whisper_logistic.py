@@ -4,7 +4,7 @@ Twenty agents hold parts of a data set and train with decentralized SGD. For eve
 and graph the designs (none, independent, pairwise, Whisper for one step and for the whole run) are
 tuned over step sizes on other seeds and a validation split, then trained and tested: Fig. 3 of the
 Whisper paper. The presets cpu and full have the paper's sizes, on the files' own split, preset
-cpu_graphs ten graphs, on each of which steps are tuned anew.
+graphs ten graphs, on each of which steps are tuned anew.
 """
 
 import dataclasses
@@ -106,7 +106,7 @@ PRESETS = {
     "cpu": Config(
         budgets=("gdp", "rdp", "paper"), relations=("replace_agent", "replace_record")
     ),
-    "cpu_graphs": Config(
+    "graphs": Config(
         epsilon=(5.0, 30.0), probability=(0.5,), graphs=10, seeds=(0, 1, 2),
         tuning_seeds=(1000, 1001, 1002), designs=("independent", "pairwise", "whisper"),
         measurements=1,

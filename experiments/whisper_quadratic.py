@@ -5,7 +5,7 @@ own minimiser. Clipping at 0.1 bounds how far anyone moves (0.14 in 5,000 rounds
 so the start and the first step size decide what is seen. The paper does not state its start, and
 the authors' code has no quadratics. Both are options; the presets show two of each. Preset cpu has
 the paper's sizes, full has more seeds. Designs differ more between graphs than between seeds, so
-preset cpu_graphs has 150 graphs for each edge probability, and a seed of its own for each of them.
+preset graphs has 150 graphs for each edge probability, and a seed of its own for each of them.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ PRESETS = {
         first_steps=(1.0,), measurements=2,
     ),
     "cpu": Config(measurements=2),
-    "cpu_graphs": Config(
+    "graphs": Config(
         epsilon=(10.0, 3.0, 30.0), probability=(0.5, 0.2, 0.4, 0.6, 0.8), graphs=150, seeds=(0,),
         designs=("independent", "pairwise", "whisper"), measurements=1,
     ),

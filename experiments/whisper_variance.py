@@ -2,11 +2,10 @@
 
 No training: for every random graph the designs are solved once, and every budget scales them. The
 preset cpu has the paper's sizes, full has more graphs. The figure's sigma_mix^2 is no property of
-the design: any value up to the least eigenvalue of R gives the same R. `interior` has the one at
-which an interior-point solver stops, for the program as the paper states it.
+the design: any value up to the least eigenvalue of R gives the same R. Preset program has the one
+at which an interior-point solver stops, for the program as the paper states it.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,7 +46,8 @@ class Config:
         graphs: How many connected graphs, the first ones from seed 0.
         budgets: How the noise follows from the budget: gdp (exact), rdp, paper.
         relation: Neighbouring relation.
-        programs: For how many of the graphs the paper's program is solved by Clarabel, too.
+        programs: With more than none, the paper's program alone is solved, by Clarabel, on so many
+            graphs.
     """
 
     agents: int = 20
@@ -60,12 +60,13 @@ class Config:
     graphs: int = 5
     budgets: tuple[str, ...] = ("paper", "rdp", "gdp")
     relation: budget.Relation = "replace_agent"
-    programs: int = 5
+    programs: int = 0
 
 
 PRESETS = {
-    "tiny": Config(agents=8, epsilon=(3.0, 10.0), probability=(0.5, 1.0), graphs=2, programs=1),
+    "tiny": Config(agents=8, epsilon=(3.0, 10.0), probability=(0.5, 1.0), graphs=2),
     "cpu": Config(),
+    "program": Config(programs=5),
     "full": Config(graphs=50),
 }
 
@@ -181,16 +182,17 @@ def precision_bound(config: Config, epsilon: float, name: str, **options: Any) -
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Noise variances of every design over budgets and random graphs; nothing is trained."""
+    if config.programs:
+        stored = launch.stored(config, "epsilon", "budgets", "graphs")
+        frame = lab.cell("interior", stored, lambda folder: interior(config), seed=0)
+        lab.say("\nsigma_mix^2 where Clarabel stops, and the largest that gives the same noise")
+        means = frame.groupby("probability", sort=True).mean(numeric_only=True)
+        lab.say(tables.text(means.drop(columns=["seed", "epsilon"]).reset_index()))
+        return
+    stored = launch.stored(config, "programs")
     frame = lab.cell(
-        "variances", dataclasses.asdict(config), lambda folder: solve(config), seed=0,
-        plot=default_plot(config),
-    )  # fmt: skip
-    keys = ("agents", "probability", "at_epsilon", "delta", "rounds", "clip_norm", "programs")
-    stored = {key: getattr(config, key) for key in keys}
-    program = lab.cell("interior", stored, lambda folder: interior(config), seed=0)
-    lab.say("\nsigma_mix^2 where Clarabel stops, and the largest that gives the same noise")
-    means = program.groupby("probability", sort=True).mean(numeric_only=True)
-    lab.say(tables.text(means.drop(columns=["seed", "epsilon"]).reset_index()))
+        "variances", stored, lambda folder: solve(config), seed=0, plot=default_plot(config)
+    )
     report(config, lab, frame)
 
 
