@@ -611,11 +611,14 @@ class PeerSums:
     def _start(self, now: float) -> None:
         """Begin this attempt: call others, or answer who called, or go on to the next one."""
         called = self._calls.pop(self.attempt, None)
-        if self.aggregator(self.attempt) == self.name:
+        aggregator = self.aggregator(self.attempt)
+        is_late = now > self._call_by or (self._calls and now > self._began + self._grace)
+        if aggregator == self.name:
             self._call(now)
         elif called is not None:
             self._answer_call(called)
-        elif now > self._call_by or (self._calls and now > self._began + self._grace):
+        elif is_late or self._attempts.get(aggregator, 0) > self.attempt:
+            # Late, or in a later attempt itself.
             self._next_attempt()
 
     def _next_attempt(self) -> None:
@@ -629,6 +632,8 @@ class PeerSums:
         if place.round != self.round:
             return
         self._attempts[peer] = place.attempt
+        if self._aggregation is not None and place.attempt > self._aggregation.attempt:
+            self._lose(peer)
         ahead = sorted(self._attempts.values(), reverse=True)[: self.terms.colluders + 1]
         is_idle = self._part is None and self._aggregation is None and not self.spent
         if is_idle and len(ahead) > self.terms.colluders and ahead[-1] > self.attempt:
@@ -759,6 +764,9 @@ class PeerSums:
         try:
             if server.stage == "enrol":
                 awaited = (self.live | {self.name}) - self._voids.keys() - mine.keys.keys()
+                # Who is in a later attempt answers none of an earlier one.
+                later = {p for p, attempt in self._attempts.items() if attempt > mine.attempt}
+                awaited -= later
                 if awaited and now < mine.deadline:
                     return
                 self._enrol(mine)

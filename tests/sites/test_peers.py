@@ -1,5 +1,6 @@
 """Sums among peers: what is opened, by whom, and never twice."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from dpjax.sites import wire
 from dpjax.sites.identity import Identity, Refused
 from dpjax.sites.peers import PeerTerms
 from tests.sites import sum_world
-from tests.sites.sum_world import World
+from tests.sites.sum_world import LIMITS, World
 
 
 @pytest.fixture(scope="module")
@@ -203,3 +204,30 @@ def test_a_call_of_an_earlier_attempt_is_no_fault(
     word = world.sites["site-00"]._word(0, bytes(16), Hello(bytes(16), world.terms.digest()))
     site.hear("site-00", word)
     assert not site._calls
+
+
+@pytest.mark.mutant
+def test_sites_that_met_nobody_for_a_while_meet_again_at_once(
+    tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    """Their attempts differ then; nobody waits for those that are ahead of its own."""
+    world = World(tmp_path, identities, rounds=2)
+    pairs = list(itertools.combinations(world.names, 2))
+    world.start()
+    world.kill("site-05")
+    for first, second in pairs:
+        world.cut.add(frozenset((first, second)))
+        world.part(first, second)
+    # Each went on by itself.
+    for number, site in enumerate(world.sites.values()):
+        site._part = site._aggregation = None
+        site.attempt = number + 1
+    healed = world.now
+    world.cut.clear()
+    for first, second in pairs:
+        world.join(first, second)
+    world.run()
+    world.check()
+    assert all(isinstance(outcome, wire.Opened) for outcome in world.history["site-00"])
+    # Less than the time for which a sum waits for all to begin.
+    assert world.now - healed < LIMITS.enrol
