@@ -585,9 +585,9 @@ class PeerSums:
             if is_meant and peer == self.aggregator(self.attempt) and frame[:2] == place:
                 self._fail(str(Refused(frame.reason)))
         elif isinstance(frame, wire.At):
+            self._keep_step(peer, frame)
             self._hand_on(peer, frame.round)
             self._ask(peer, frame.round)
-            self._keep_step(peer, frame)
         else:
             raise Refused("a frame of gossip, in a run of sums")
 
@@ -729,7 +729,9 @@ class PeerSums:
     def _call_again(self, peer: str) -> None:
         """Ask a site for its keys that was not there, or had not come to this round."""
         mine = self._aggregation
-        if mine is not None and mine.server.stage == "enrol" and peer not in mine.keys:
+        if mine is None or mine.server.stage != "enrol" or peer in mine.keys:
+            return
+        if self._attempts.get(peer, 0) <= mine.attempt:
             hello = mine.server.hello
             self._utter(peer, self._word(mine.attempt, hello.nonce, hello))
 
@@ -862,6 +864,7 @@ class PeerSums:
             return
         if word.attempt < self.attempt:
             # It came back, and does not know yet: no fault of its.
+            self._utter(peer, wire.At(self.round, self.attempt))
             return
         # One that is further ahead than there are sites would let one site rush all others.
         if word.attempt >= self.attempt + len(self.names):

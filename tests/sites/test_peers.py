@@ -231,3 +231,21 @@ def test_sites_that_met_nobody_for_a_while_meet_again_at_once(
     assert all(isinstance(outcome, wire.Opened) for outcome in world.history["site-00"])
     # Less than the time for which a sum waits for all to begin.
     assert world.now - healed < LIMITS.enrol
+
+
+@pytest.mark.mutant
+def test_who_comes_back_when_it_is_its_turn_keeps_nobody_waiting(
+    tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    """It adds up in attempt 0, and the others are in attempt 1, where they wait for it."""
+    world = World(tmp_path, identities, rounds=8)
+    world.start()
+    world.kill("site-00")
+    other = world.sites["site-01"]
+    while other.round < 6 or other._aggregation is None:
+        world.step()
+    back = world.now
+    world.start("site-00")
+    world.run()
+    world.check()
+    assert world.now - back < LIMITS.enrol
