@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -330,6 +331,10 @@ def _noting_termination() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise _Terminated
 
+    if threading.current_thread() is not threading.main_thread():
+        # Of a program that calls this: signals are its own.
+        yield
+        return
     earlier = signal.signal(signal.SIGTERM, stop)
     try:
         yield

@@ -548,7 +548,7 @@ class Meeting:
             if "plan" in items:
                 # All else follows from it.
                 digests = [dict(terms).get("plan", "")[:16] for terms in (theirs, mine)]
-                words = f"the plan, {' and '.join(digests)}"
+                words = f"the plan, {' and '.join(digests)}" if all(digests) else "the plan"
                 remedy = _REMEDIES["plan"]
             raise Refused(f"{presence.name} and {self.name} differ in {words}; {remedy}")
         if bool(presence.exchange) != bool(own.exchange):
