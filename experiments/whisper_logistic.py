@@ -7,7 +7,6 @@ Whisper paper. The presets cpu and full have the paper's sizes, on the files' ow
 graphs ten graphs, on each of which steps are tuned anew.
 """
 
-import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,13 +137,8 @@ def cells(config: Config) -> list[dict[str, Any]]:
 def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -> list[dict]:
     """Tune and run one cell on each graph; rows of both phases."""
     rows = []
-    for number in range(config.graphs):
-        # Seeds are tried upwards until a graph is connected.
-        graph_seed = config.graph_seed + 1000 * number
-        seeds = tuple(seed + number * len(config.seeds) for seed in config.seeds)
-        one = dataclasses.replace(config, graph_seed=graph_seed, seeds=seeds)
-        place = folder / f"graph-{number}" if config.graphs > 1 else folder
-        rows += on_graph(one, cell, lab, place)
+    for part, place in launch.on_graphs(config, folder):
+        rows += on_graph(part, cell, lab, place)
     return rows
 
 

@@ -90,14 +90,9 @@ def sweep(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """All designs, budgets and steps on each graph, in a vmapped run each."""
     rows = []
-    for number in range(config.graphs):
-        # Seeds are tried upwards until a graph is connected.
-        graph_seed = config.graph_seed + 1000 * number
-        seeds = tuple(seed + number * len(config.seeds) for seed in config.seeds)
-        one = dataclasses.replace(config, graph_seed=graph_seed, seeds=seeds)
-        place = folder / f"graph-{number}" if config.graphs > 1 else folder
-        for row in on_graph(one, start, probability, epsilons, budget, lab, place):
-            rows.append({**row, "graph_seed": graph_seed})
+    for part, place in launch.on_graphs(config, folder):
+        for row in on_graph(part, start, probability, epsilons, budget, lab, place):
+            rows.append({**row, "graph_seed": part.graph_seed})
     return rows
 
 

@@ -767,7 +767,7 @@ class PeerSums:
             if server.stage == "enrol":
                 awaited = (self.live | {self.name}) - self._voids.keys() - mine.keys.keys()
                 # Who is in a later attempt answers none of an earlier one.
-                later = {p for p, attempt in self._attempts.items() if attempt > mine.attempt}
+                later = {peer for peer, number in self._attempts.items() if number > mine.attempt}
                 awaited -= later
                 if awaited and now < mine.deadline:
                     return

@@ -542,8 +542,8 @@ class SiteLoop:
             conversation.give_up(self.waits.gone)
         fault = conversation.ended(is_stuck)
         if fault is None and waited > 2 * self.waits.gone:
-            # Who is there, and says nothing that a round is made of, could keep all for ever. Those
-            # who have no session with one that is gone have heard of it by now.
+            # A site whose session is open, and that says nothing a round is made of, could keep all
+            # for ever. Whoever has no session with one that is gone has heard of it by now.
             fault = (
                 f"{waited:.0f} seconds went by without {'; '.join(missing())}, with sessions "
                 "open: this run has ended. Compare logs, find out who spoils it, and go on without"

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,7 +34,7 @@ from dpjax.results import plots, records
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Lab", "Options", "check", "file_name", "main", "stored"]
+__all__ = ["Lab", "Options", "check", "file_name", "main", "on_graphs", "stored"]
 
 
 @dataclass(frozen=True)
@@ -324,6 +324,21 @@ def _reduce_colors(sheet: Any, path: Path) -> None:
     with plots.style():
         sheet.savefig(buffer, format="png", metadata={"Software": None})
     Image.open(buffer).convert("RGB").quantize(256).save(path, optimize=True)
+
+
+def on_graphs(config: Any, folder: Path) -> Iterator[tuple[Any, Path]]:
+    """The config of each of an experiment's graphs, with seeds of its own, and its folder.
+
+    Args:
+        config: The experiment's config, with ``graphs``, ``graph_seed`` and ``seeds``.
+        folder: Of the cell; one graph alone uses it as it is.
+    """
+    for number in range(config.graphs):
+        # Seeds are tried upwards until a graph is connected.
+        graph_seed = config.graph_seed + 1000 * number
+        seeds = tuple(seed + number * len(config.seeds) for seed in config.seeds)
+        place = folder / f"graph-{number}" if config.graphs > 1 else folder
+        yield dataclasses.replace(config, graph_seed=graph_seed, seeds=seeds), place
 
 
 def stored(config: Any, *listed: str, **cell: Any) -> dict[str, Any]:
