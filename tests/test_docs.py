@@ -28,6 +28,24 @@ def test_rows_of_tables_fit_window(page: str) -> None:
         assert not line.startswith("|") or len(line) <= 100, f"{page}, line {number}"
 
 
+def anchors(page: Path) -> set[str]:
+    """Return what links to parts of a page may name: its headings' slugs, and its labels."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in headings}
+    return slugs | set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_headings(page: str) -> None:
+    links = re.findall(r"\]\(([^\s()#:]*)#([^\s()]+)\)", (ROOT / page).read_text())
+    for address, anchor in links:
+        other = (ROOT / page).parent / address if address else ROOT / page
+        # Pages of the reference are made with the site.
+        if other.suffix == ".md" and other.parent.name != "reference":
+            assert anchor in anchors(other), f"{page}: {address}#{anchor}"
+
+
 def test_release_s_limits_stand_where_it_is_named() -> None:
     text = (ROOT / "docs" / "howto" / "release.md").read_text()
     after = text.partition("`release=True`")[2].partition("## ")[0]
