@@ -209,8 +209,8 @@ class Columns(Measure):
         "the share of each class of the label, over the records to train on"
     )
     composition = (
-        "this epsilon is of the records to train on: add it to that of training, and of all else "
-        "that reads them"
+        "this epsilon is of the records to train on: dpjax site ledger counts all phases together "
+        "that read them, where plans have a total; add that of all else that reads them"
     )
 
     @property

@@ -600,8 +600,7 @@ class PeerSums:
         aggregator = self.aggregator(self.attempt)
         is_there = aggregator in self.live or aggregator == self.name
         self._began = self._clock()
-        if self._last_rounds.get(aggregator, self.round) < self.round:
-            # It left.
+        if not self._takes_part(aggregator, self.round):
             self._call_by = self._began
             return
         # Longer with each turn of all sites: what is too short for them ends.
@@ -617,8 +616,7 @@ class PeerSums:
             self._call(now)
         elif called is not None:
             self._answer_call(called)
-        elif is_late or self._attempts.get(aggregator, 0) > self.attempt:
-            # Late, or in a later attempt itself.
+        elif is_late or not self._may_add_up(aggregator, self.attempt):
             self._next_attempt()
 
     def _next_attempt(self) -> None:
@@ -731,7 +729,7 @@ class PeerSums:
         mine = self._aggregation
         if mine is None or mine.server.stage != "enrol" or peer in mine.keys:
             return
-        if self._attempts.get(peer, 0) <= mine.attempt:
+        if self._may_add_up(peer, mine.attempt):
             hello = mine.server.hello
             self._utter(peer, self._word(mine.attempt, hello.nonce, hello))
 
@@ -765,11 +763,9 @@ class PeerSums:
         server = mine.server
         try:
             if server.stage == "enrol":
-                awaited = (self.live | {self.name}) - self._voids.keys() - mine.keys.keys()
-                # Who is in a later attempt answers none of an earlier one.
-                later = {peer for peer, number in self._attempts.items() if number > mine.attempt}
-                awaited -= later
-                if awaited and now < mine.deadline:
+                silent = (self.live | {self.name}) - mine.keys.keys()
+                is_awaited = any(self._may_add_up(name, mine.attempt) for name in silent)
+                if is_awaited and now < mine.deadline:
                     return
                 self._enrol(mine)
             elif not server.ready and now < mine.deadline:
@@ -1037,7 +1033,15 @@ class PeerSums:
 
     def _asked_for_voids(self, round: int) -> list[str]:
         """Without whose word no round is void: all but those who left before it."""
-        return [name for name in self.names if self._last_rounds.get(name, round) >= round]
+        return [name for name in self.names if self._takes_part(name, round)]
+
+    def _takes_part(self, name: str, round: int) -> bool:
+        """Whether a site had not left before a round."""
+        return self._last_rounds.get(name, round) >= round
+
+    def _may_add_up(self, name: str, attempt: int) -> bool:
+        """Whether a site may be in an attempt: it is in no later one, and gave up no sum."""
+        return name not in self._voids and self._attempts.get(name, 0) <= attempt
 
     def _say_void(self) -> None:
         """Sign that this site has no sum of this round, and will be in none."""

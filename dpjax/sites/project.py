@@ -25,7 +25,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -105,10 +105,12 @@ _SPENDING = """
 
 This is phase {phase} of a project. Totals were fixed before; each site's ledger holds them. The
 statement above is of this phase alone. Epsilons of phases do not add up, so more is left than
-their difference.
+their difference. All are at delta {delta:g}.
 
-{lines}
-"""
+| site | its records | total | phases | epsilon of each, rounded up | left |
+| --- | --- | --- | --- | --- | --- |
+{rows}
+{departed}"""
 _LEFT = "it still has its keys and all that it saw, and is one of those that may collude"
 _GROUP = """\
 - A group's sites delete all copies of its secret's file after the run.
@@ -167,6 +169,38 @@ SPOILED = 3
 """Rounds without a sum after which sites stop, where a plan does not say."""
 _MOST_TEXT = 2**22
 _MOST_ARRAYS = 2**28
+
+
+class Spending(NamedTuple):
+    """What a site may spend of some records in all phases, and what is left, in words.
+
+    Attributes:
+        site: Its name.
+        records: Which of its records.
+        total: Epsilon of all phases.
+        phases: Their numbers, from 1.
+        epsilons: What each of them costs, rounded up.
+        left: For later phases.
+    """
+
+    site: str
+    records: str
+    total: str
+    phases: str
+    epsilons: str
+    left: str
+
+    def __str__(self) -> str:
+        """As a line."""
+        return (
+            f"{self.site}, records {self.records}: total {self.total}, phases {self.phases} with "
+            f"epsilon {self.epsilons}, left {self.left}"
+        )
+
+    @property
+    def row(self) -> str:
+        """As a table's row."""
+        return f"| {' | '.join(self)} |"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -565,24 +599,23 @@ class Project:
                 names.append(name)
         return names
 
-    def spending(self) -> list[str]:
-        """Return what each site may spend, has spent and has left, a line each.
-
-        What phases cost is rounded up.
-        """
-        lines = []
+    def spending(self) -> list[Spending]:
+        """Return what each site may spend, has spent and has left of its records."""
+        entries = []
         for account in self.accounts:
-            records = "records to train on" if account == "training" else "records held out"
+            records = "to train on" if account == "training" else "held out"
             for site, total in self.totals.items():
                 phases = self.phases_of(site, account)
-                numbers = ", ".join(str(phase.phase + 1) for phase in phases) or "none"
-                costs = ", ".join(up(phase.of_site(site).epsilon) for phase in phases) or "0"
-                left = self.remaining(site, account).epsilon
-                lines.append(
-                    f"{site}, {records}: total {total.largest:g}, phases {numbers} with epsilon "
-                    f"{costs}, left {left:.4g}, at delta {total.delta:g}"
+                entry = Spending(
+                    site,
+                    records,
+                    total=f"{total.largest:g}",
+                    phases=", ".join(str(phase.phase + 1) for phase in phases) or "none",
+                    epsilons=", ".join(up(phase.of_site(site).epsilon) for phase in phases) or "0",
+                    left=f"{np.max(self.remaining(site, account).epsilon):.4g}",
                 )
-        return lines
+                entries.append(entry)
+        return entries
 
     def document(self) -> str:
         """Return a page in Markdown for a data protection officer, made from the plan."""
@@ -617,9 +650,13 @@ class Project:
         spending = ""
         if self.totals:
             earlier = {name for phase in self.phases for name in phase.names} - {*self.names}
-            lines = [f"- {line}" for line in self.spending()]
-            lines += [f"- {name} has left: {_LEFT}" for name in sorted(earlier)]
-            spending = _SPENDING.format(phase=self.phase + 1, lines="\n".join(lines))
+            departed = [f"\n- {name} has left: {_LEFT}" for name in sorted(earlier)]
+            spending = _SPENDING.format(
+                phase=self.phase + 1,
+                delta=next(iter(self.totals.values())).delta,
+                rows="\n".join(entry.row for entry in self.spending()),
+                departed="".join(departed) + "\n" * bool(departed),
+            )
         return _PAGE.read_text(encoding="utf-8").format(
             project=self,
             sites="\n".join(rows),

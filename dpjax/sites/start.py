@@ -235,9 +235,9 @@ def ledger_lines(path: _files.PathLike, insecure: bool = False) -> list[str]:
     project = Project.load(Path(values["home"], values["plan"]))
     name = _validate.one_of("name", values["name"], project.names)
     lines = [f"project {project.root}, phase {project.phase + 1}"]
-    lines += project.spending() or [
-        "[total] is not in the first plan: no phase may follow, and runs add up"
-    ]
+    lines += map(str, project.spending())
+    if not project.totals:
+        lines.append("[total] is not in the first plan: no phase may follow, and runs add up")
     charged, was_insecure = Ledger.read(_ledger_folder(project, values))
     for plan, nonce in charged:
         lines.append(f"charged: plan {plan}, nonce {nonce.hex()[:16]}")

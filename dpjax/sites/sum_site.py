@@ -133,8 +133,10 @@ class SumMeeting(Meeting):
     def depart(self, leave: wire.Leave) -> None:
         """Note that a site takes part no more; its word counts for all rounds after its last."""
         super().depart(leave)
-        if leave.signature:
-            self.sums.part_from(leave.name, leave.round)
+        # Of two signed words the first one stands.
+        standing = self.departed[leave.name]
+        if standing.signature:
+            self.sums.part_from(standing.name, standing.round)
 
     def take(self, peer: Neighbour, frame: wire.Frame) -> None:
         """Take what a site says of sums."""

@@ -301,6 +301,25 @@ def test_words_of_departures_are_checked(sites: Sites) -> None:
     site.close()
 
 
+@pytest.mark.mutant
+def test_of_two_words_of_leaving_the_first_one_stands(sites: Sites) -> None:
+    """Who names a later round afterwards would keep others waiting for its word of void rounds."""
+    sites.write(6, SUMS)
+    names = names_of(6)
+    sites.start(*names, rounds=1)
+    sites.finished(*names)
+    site = sites.site(names[0])
+    meeting = site._conversation
+    peer = meeting.neighbours[names[1]]
+    for round in (1, 5):
+        content = wire.leave_content(meeting.run, 0, round)
+        signature = sites.identity(2).sign("leave", content)
+        meeting._take(peer, wire.Leave(names[2], round, signature))
+    assert names[2] in meeting.sums._asked_for_voids(1)
+    assert names[2] not in meeting.sums._asked_for_voids(2)
+    site.close()
+
+
 def test_sums_go_on_without_a_site_and_one_joins(sites: Sites) -> None:
     sites.write(6, SUMS)
     names = names_of(6)
@@ -885,7 +904,8 @@ def test_the_page_and_the_ledger_say_what_phases_spend(after_two: Sites) -> None
     second = following(after_two, (0, 1, 2, 3), "page.json", changes=FEWER | {"rounds": 1})
     page = " ".join(second.document().split())
     assert "This is phase 2 of a project" in page
-    assert "site-00, records to train on: total 3, phases 1, 2 with epsilon 2" in page
+    assert "All are at delta 0.0001." in page
+    assert "| site-00 | to train on | 3 | 1, 2 | 2" in page
     assert "site-04 has left: it still has its keys" in page
     assert second.below(2.9) == names_of(4) and second.below(0.5) == []
     path = after_two.folder / "site.toml"
