@@ -184,7 +184,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     """Noise variances of every design over budgets and random graphs; nothing is trained."""
     if config.programs:
         stored = launch.stored(config, "epsilon", "budgets", "graphs")
-        frame = lab.cell("interior", stored, lambda folder: interior(config), seed=0)
+        frame = lab.cell("variances_program", stored, lambda folder: interior(config), seed=0)
         lab.say("\nsigma_mix^2 where Clarabel stops, and the largest that gives the same noise")
         means = frame.groupby("probability", sort=True).mean(numeric_only=True)
         lab.say(tables.text(means.drop(columns=["seed", "epsilon"]).reset_index()))
