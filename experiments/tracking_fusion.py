@@ -73,6 +73,8 @@ class Config:
         tuning_trials: Runs that choose.
         below: Residual at which Fig. 5 stops.
         timed: Runs that are measured after every round for it.
+        turns: How often the methods' rounds are timed in turns, at the printed steps; in place of
+            all else where it is not 0.
         optimal: Of tracking, steps and noise chosen together for the last models' error: "smooth"
             steps, and "pulses", a few long ones with averaging between.
     """
@@ -101,6 +103,7 @@ class Config:
     tuning_trials: int = 20
     below: float = 0.01
     timed: int = 100
+    turns: int = 0
     optimal: tuple[Literal["smooth", "pulses"], ...] = ("smooth", "pulses")
 
 
@@ -117,6 +120,10 @@ PRESETS = {
         epsilon=(10.0,), gamma=(0.002,), beta=(100.0,), q1=(0.97,), q2=(0.99,), trials=0,
         methods=("tracking", "dpop"), timed=2000, optimal=(),
     ),
+    "turns": Config(
+        epsilon=(10.0,), gamma=(0.002,), beta=(100.0,), q1=(0.97,), q2=(0.99,), trials=0,
+        methods=("tracking", "dpop"), turns=200, optimal=(),
+    ),
     "full": Config(),
 }  # fmt: skip
 
@@ -124,7 +131,7 @@ PRESETS = {
 def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
     launch.check(
-        config, {"rounds": 2, "trials": 0, "agents": 2}, known={"methods": METHODS},
+        config, {"rounds": 2, "trials": 0, "turns": 0, "agents": 2}, known={"methods": METHODS},
         empty=("optimal",), free=("low", "high", "noise", "omega"), each={"epsilon": _EACH},
     )  # fmt: skip
     for pair in zip(config.q1, config.q2, strict=True):
@@ -282,6 +289,24 @@ def stops(config: Config, index: int, method: str, lab: launch.Lab, folder: Path
     return rows
 
 
+def round_times(config: Config, index: int, lab: launch.Lab) -> list[dict[str, Any]]:
+    """Seconds a round of each method, one after the other, so that all meet the same load."""
+    setting = Setting(config, index)
+    plans = {method: setting.made(method, 1.0) for method in config.methods}
+    rows = []
+    # The first turn compiles.
+    for turn in range(config.turns + 1):
+        # Who comes first may find the processor cooler.
+        for method in sorted(plans, reverse=turn % 2 == 1):
+            result = lab.run(
+                plans[method], setting.problem, seeds=(0,), eval_every=config.rounds // 2
+            )
+            row = {"turn": turn, "seconds_a_round": 1 / result.rounds_per_second}
+            if turn:
+                rows.append(setting.columns(method, "printed", plans[method]) | row)
+    return rows
+
+
 def wide(compute: Any, *value: Any) -> list[Any]:
     """A cell's rows, computed in float64."""
     with jax.enable_x64(True):
@@ -291,6 +316,14 @@ def wide(compute: Any, *value: Any) -> list[Any]:
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Residuals of private gradient tracking and its rivals on sensor fusion."""
     check(config)
+    if config.turns:
+        for index, epsilon in enumerate(config.epsilon):
+            own = {name: getattr(config, name)[index] for name in _EACH}
+            stored = launch.stored(config, *_ONLY["turns"], epsilon=epsilon, **own)
+            compute = functools.partial(wide, round_times, config, index, lab)
+            frame = lab.cell(f"turns_{epsilon:g}", stored, lambda folder, make=compute: make())
+            report_times(lab, frame)
+        return
     frames: dict[str, Any] = {}
     kinds: dict[str, Any] = {"curves": curves, "stops": stops}
     if not config.trials:
@@ -326,7 +359,11 @@ def _stated(training_plan: plan.Plan) -> dict[str, Any]:
 _TUNING = 1_000_000
 """The first seed of those that choose steps."""
 _EACH = ("gamma", "beta", "q1", "q2")
-_ONLY = {"curves": ("below", "timed"), "stops": ("trials", "marks")}
+_ONLY = {
+    "curves": ("below", "timed", "turns"),
+    "stops": ("trials", "marks", "turns"),
+    "turns": ("trials", "marks", "below", "timed"),
+}
 
 
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
@@ -350,6 +387,20 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         display |= {"consensus": row["consensus"], "epsilon": float(row["guarantee"]["epsilon"])}
         display |= {"predicted": row["predicted"]} if row.get("predicted", 0) > 0 else {}
         rows.append(display)
+    lab.say(tables.text(rows))
+
+
+def report_times(lab: launch.Lab, frame: Any) -> None:
+    """A table of the time of a round, and of its ratio to the first method's in the same turn."""
+    wide_frame = frame.pivot(index="turn", columns="algorithm", values="seconds_a_round")
+    base = wide_frame.columns[0]
+    rows = []
+    for name in wide_frame.columns:
+        ratios = wide_frame[name] / wide_frame[base]
+        row = {"algorithm": name, "microseconds a round": 1e6 * wide_frame[name].median()}
+        row |= {f"over {base}": ratios.median()}
+        row |= {"a quarter below": ratios.quantile(0.25), "above": ratios.quantile(0.75)}
+        rows.append(row)
     lab.say(tables.text(rows))
 
 
