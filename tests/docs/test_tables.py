@@ -317,7 +317,8 @@ class Cells:
     def __init__(self, table: dict, row: Row) -> None:
         self.row = row
         self.names = NAMES | table.get("names", {})
-        where = {"archive": table.get("archive"), "file": "*"} | table.get("where", {})
+        files = {"archive": table.get("archive"), "file": table.get("file", "*")}
+        where = files | table.get("where", {})
         for column, choices in table.get("choose", {}).items():
             where |= choices[row[column]]
         for column, other in table.get("keys", {}).items():
@@ -423,6 +424,19 @@ def test_cells_are_what_records_give(name):
 
 
 def test_every_file_is_recomputed_or_named():
+    used = {
+        "archive",
+        "file",
+        "where",
+        "keys",
+        "names",
+        "choose",
+        "final",
+        "slow",
+        "each",
+        "values",
+    }
+    assert {key for table in TABLES.values() for key in table} <= used
     present = {path.stem for path in DATA.glob("*.csv")}
     named = {stem for stem in present for name in ELSEWHERE if fnmatch.fnmatch(stem, name)}
     assert present == TABLES.keys() | named and not TABLES.keys() & named

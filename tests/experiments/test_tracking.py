@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 
 from _common import archives
 from dpjax.accounting.leakage import mutual_information
@@ -46,6 +47,33 @@ def test_decays_of_images_are_checked_too(tmp_path, capsys):
     module = load_script("tracking_mnist")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--q1", "0.97"]) == 2
     assert "q1 is 0.97 and q2 0.95; give q1 < q2" in capsys.readouterr().err
+
+
+def test_by_norm_over_all_agents_tracking_stops_before_dpop():
+    """Rows of claims of Fig. 5: what is sent follows from rounds, and time nearly so."""
+    path = ROOT / "docs" / "records" / "tracking_fusion.jsonl.gz"
+    frame = records.read(path, "stops_2000*")
+    assert set(frame.groupby(["algorithm", "norm", "steps"]).size()) == {2000}
+    arrived = frame[frame["reached"]]
+    groups = arrived.groupby(["norm", "steps", "algorithm"])
+    counts = groups.size()["all agents"]
+    assert list(counts["printed"]) == [182, 679] and list(counts["tuned"]) == [1842, 1949]
+    medians = groups["rounds"].median()
+    assert list(medians["all agents", "printed"]) == [142, 110]
+    assert list(medians["all agents", "tuned"]) == [109, 82]
+    assert list(medians["an agent", "printed"]) == [24, 29]
+    assert list(medians["an agent", "tuned"]) == [14, 78]
+    sent = arrived[(arrived["norm"] == "all agents") & (arrived["steps"] == "printed")]
+    sides = [part["numbers"] for _, part in sent.groupby("algorithm")]
+    assert 1e-17 < scipy.stats.mannwhitneyu(*sides).pvalue < 1e-16
+    turns = records.read(path, "turns_10")
+    seconds = turns.pivot(index="turn", columns="algorithm", values="seconds_a_round")
+    ratio = (seconds["tracking"] / seconds["dpop"]).to_numpy()
+    rng = np.random.default_rng(0)
+    draws = np.median(rng.choice(ratio, (2000, len(ratio))), axis=1)
+    interval = np.percentile(draws, [2.5, 97.5])
+    assert len(ratio) == 200 and round(np.median(ratio), 3) == 1.011
+    np.testing.assert_allclose(interval, [1.001, 1.016], atol=0.002)
 
 
 @pytest.mark.parametrize(
