@@ -170,6 +170,19 @@ def test_clipping_may_make_a_problem_less_smooth():
         assert np.diff(values)[0] / np.diff(x)[0] == pytest.approx(slope)
 
 
+def test_filters_lag_behind_gradients_that_change():
+    """Of a gradient that grows by one a round they return an earlier value: a bias."""
+    rounds = 2_000
+    ramp = np.arange(float(rounds))
+    lags = []
+    for name, parts in filters.PUBLISHED.items():
+        response = filters.impulse_response(*parts, rounds)
+        lag = ramp[-1] - np.convolve(response, ramp)[rounds - 1]
+        assert (abs(lag) < 1e-9) == (name == "sgd")
+        lags.append(lag)
+    assert len(lags) == 11 and np.isclose(sorted(lags)[1], 2.0) and np.isclose(max(lags), 10.0)
+
+
 def test_clipped_gradients_are_no_gradient():
     """Section 3.2 integrates one along a line; a gradient's Jacobian is symmetric."""
     curvature = np.array([1.0, 4.0])
