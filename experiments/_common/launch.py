@@ -311,6 +311,9 @@ class Lab:
         rows = [{"experiment": self.name, **row} for row in compute(checkpoint)]
         metadata = records.metadata(command=self.command, seed=seed) | config
         metadata["seconds"] = round(time.monotonic() - began, 3)
+        if any(row.get("phase") == "final" for row in rows):
+            # Runs that chose steps are drawn where somebody asks for them.
+            metadata.setdefault("plot", {"where": ["phase=final"]})
         records.write(path, rows, metadata)
         shutil.rmtree(checkpoint, ignore_errors=True)
         return len(rows)

@@ -8,7 +8,7 @@ import pytest
 from _common import launch
 from dpjax.engine import estimate
 from dpjax.plans import plan
-from dpjax.results import records
+from dpjax.results import plots, records
 from tests.support import make_config
 
 
@@ -131,6 +131,20 @@ def test_cells_are_run_once_and_tied_to_their_config(tmp_path):
     with pytest.raises(ValueError, match="never overwritten"):
         strict.cell("one", {"rounds": 1}, compute)
     assert len(calls) == 1
+
+
+def test_runs_that_chose_steps_are_not_drawn_unasked(tmp_path):
+    """As after scripts/demo: a folder of records gives a figure without further options."""
+    rows = []
+    for phase, seed, step in (("tuning", 100, 0.1), ("tuning", 100, 0.5), ("final", 0, 0.5)):
+        row = {"phase": phase, "design": "whisper", "seed": seed, "step_size": step}
+        rows.append(row | {"round": 1, "test_loss": 0.25})
+    lab = launch.Lab("trial", "tiny", launch.Options(output=tmp_path), "c")
+    lab.cell("one", {}, lambda checkpoint: rows)
+    drawn = plots.from_records(lab.folder, out=tmp_path / "figure.svg")
+    assert "Rows of phase = final." in " ".join(drawn.read_text().split())
+    lab.cell("two", {}, lambda checkpoint: rows, plot={"where": ["seed=100"]})
+    assert records.read_metadata(lab.folder / "two.jsonl")["plot"] == {"where": ["seed=100"]}
 
 
 @pytest.mark.parametrize(
