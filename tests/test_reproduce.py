@@ -85,6 +85,7 @@ def test_equal_rows_of_another_day_are_no_difference(tmp_path: Path) -> None:
     assert archives.pack(archive, [other]) == ["a.jsonl"] and archive.read_bytes() == content
 
 
+PLACE = "results/again/one"
 FURTHER = """
 import pathlib, shutil, sys
 PRESETS = {"cpu": 1, "cpu_more": 2, "gpu": 3}
@@ -102,3 +103,17 @@ def test_further_presets_of_cpu_are_run_too(checkout: Path) -> None:
     assert done.returncode == 0, done.stderr
     stored = archives.unpack(checkout / "docs" / "records" / "one.jsonl.gz", checkout / "unpacked")
     assert [path.name for path in stored] == ["a.jsonl", "cpu.jsonl", "cpu_more.jsonl"]
+
+
+@pytest.mark.slow
+def test_other_seeds_leave_stored_records_alone(checkout: Path) -> None:
+    stored = checkout / "docs" / "records" / "one.jsonl.gz"
+    before = stored.read_bytes()
+    script = EXPERIMENT.replace('["--preset", "cpu"]', "ARGUMENTS").replace("results/one", PLACE)
+    words = ["--preset", "cpu", "--other-seeds", "5000", "--output", "results/again"]
+    (checkout / "experiments" / "one.py").write_text(f"ARGUMENTS = {words}\n{script}")
+    done = reproduce(checkout, "--other-seeds", "one")
+    assert done.returncode == 0, done.stderr
+    again = stored.parent / "again" / "one.jsonl.gz"
+    assert records.read(again)["text"].tolist() == ["new a", "new b"]
+    assert stored.read_bytes() == before and not (checkout / "docs" / "figures").exists()

@@ -53,6 +53,8 @@ class Options:
             file of ``workers`` (how many) and parameters of submitit.
         estimate: Print memory and time of every run in place of running it; nothing is written.
             Cells without runs, such as designs, are computed.
+        other_seeds: Added to the seeds of all runs, reported and tuning ones: the same experiment
+            on other draws.
     """
 
     output: Path = Path("results")
@@ -62,6 +64,7 @@ class Options:
     quiet: bool = False
     parallel: int | Path = 1
     estimate: bool = False
+    other_seeds: int = 0
 
 
 def check(
@@ -414,6 +417,7 @@ def main(
         _check_names(rest, type(selection), prog)
         with cli.on_parse_error(_refuse):
             config, options = tyro.cli(parser, args=rest, prog=prog, description=experiment.__doc__)
+        config = _on_other_seeds(config, options.other_seeds)
         command = f"python experiments/{name}.py {shlex.join(arguments)}".rstrip()
         if options.estimate:
             with tempfile.TemporaryDirectory() as folder:
@@ -450,6 +454,24 @@ def main(
         )
         return 130
     return 0
+
+
+def _on_other_seeds(config: Any, added: int) -> Any:
+    """A config whose runs have other seeds.
+
+    Raises:
+        ValueError: For an experiment whose config has none.
+    """
+    if not added:
+        return config
+    if not getattr(config, "seeds", ()):
+        raise ValueError(f"other_seeds is {added}, and this experiment has no seeds; leave it out")
+    changed: dict[str, Any] = {"seeds": tuple(seed + added for seed in config.seeds)}
+    if hasattr(config, "tuning_seeds"):
+        changed["tuning_seeds"] = tuple(seed + added for seed in config.tuning_seeds)
+    if hasattr(config, "tuning_seed"):
+        changed["tuning_seed"] = config.tuning_seed + added
+    return dataclasses.replace(config, **changed)
 
 
 def _check_names(words: Iterable[str], config_type: type, prog: str) -> None:

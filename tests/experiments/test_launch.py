@@ -133,6 +133,22 @@ def test_cells_are_run_once_and_tied_to_their_config(tmp_path):
     assert len(calls) == 1
 
 
+def test_other_seeds_are_those_of_all_runs():
+    """A second set of seeds shares no run with the first, also none that tuned."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Seeded:
+        seeds: tuple[int, ...] = (0, 1)
+        tuning_seeds: tuple[int, ...] = (100,)
+        tuning_seed: int = 7
+
+    moved = launch._on_other_seeds(Seeded(), 5000)
+    assert moved == Seeded((5000, 5001), (5100,), 5007)
+    assert launch._on_other_seeds(Seeded(), 0) == Seeded()
+    with pytest.raises(ValueError, match="other_seeds is 5000, and this experiment has no seeds"):
+        launch._on_other_seeds(Config(), 5000)
+
+
 def test_runs_that_chose_steps_are_not_drawn_unasked(tmp_path):
     """As after scripts/demo: a folder of records gives a figure without further options."""
     rows = []
