@@ -355,6 +355,12 @@ class Cells:
     def pair(self, better: str, worse: str, value: str, column: str = "design") -> tables.Paired:
         return tables.paired(self.frame, better, worse, value, column=column)
 
+    def pair_of_graphs(self, better: str, worse: str, value: str) -> tables.Paired:
+        """As `pair`, of the means over seeds on each graph."""
+        means = self.frame.groupby(["graph", "design"], as_index=False)[value].mean()
+        renamed = means.rename(columns={"graph": "seed"})
+        return tables.paired(renamed, better, worse, value, column="design")
+
     def won(self, better: str, worse: str, value: str) -> float:
         """On how many seeds the better one is lower."""
         sides = self.frame.pivot(index="seed", columns="design", values=value)
