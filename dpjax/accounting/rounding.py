@@ -1,7 +1,7 @@
 """Losses and deltas rounded up, as numbers and as text."""
 
 import math
-from decimal import ROUND_CEILING, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 __all__ = ()
 
@@ -27,6 +27,17 @@ def up(value: float, digits: int = 6) -> str:
     # The shortest decimal that is this number: 1e-5 stays 1e-5, not the digit above it.
     shortest = Decimal(repr(float(value)))
     rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(shortest)
+    return f"{float(rounded):.{digits}g}"
+
+
+def down(value: float, digits: int = 6) -> str:
+    """Return what is left of a budget as text, rounded down.
+
+    Args:
+        value: A loss.
+        digits: Significant digits.
+    """
+    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
     return f"{float(rounded):.{digits}g}"
 
 

@@ -97,7 +97,8 @@ class Conversation(Meeting):
         for name in self._folder.names("."):
             if name.startswith(_EVIDENCE) and round < self._rounds:
                 first, _ = whole(self._folder.read(name), wire.Headers, name).headers
-                raise MustLeave(self._accusation(first))
+                # It still hands in how far it came, so that others go on without who lied.
+                self.doubt = self._accusation(first)
 
     # This site's messages.
 

@@ -135,7 +135,9 @@ class Ledger:
                 f"runs of {self.name} are {len(places)} in this project, more than the "
                 f"{_MOST_SHOWN} that other sites can show of a lost ledger; begin a new project"
             )
-        return self._costs.guarantee_of(self.name, [plan for plan, _ in places], self.insecure)
+        return self._costs.guarantee_of(
+            self.name, [plan for plan, _ in sorted(places)], self.insecure
+        )
 
     def bind(self, records: bytes, accounts: Sequence[str]) -> None:
         """Refuse other held-out records than before, where these have their own account.
@@ -189,6 +191,18 @@ class Ledger:
                 "a backup, or is a copy; name another folder, whose run is charged, too"
             )
 
+    def recall(self, presences: Mapping[str, wire.Presence]) -> None:
+        """Charge an earlier run of this project whose folder has it, where this ledger lacks it.
+
+        Args:
+            presences: Of all its sites, by name.
+        """
+        mine = presences[self.name]
+        if _place_of(mine) in self._runs:
+            return
+        _log.warning("the ledger lacked a run that a folder of %s has: charged", self.name)
+        self._add((mine, *(entry for name, entry in presences.items() if name != self.name)))
+
     def shown(self, peer: str) -> tuple[wire.Presence, ...]:
         """The presences of another site in runs that are charged here, for the hello.
 
@@ -230,11 +244,12 @@ class Ledger:
 
     def _check_known(self) -> None:
         """Refuse held-out records where the ledger was lost: what was trained on is not known."""
-        if self._is_split and any(len(presences) == 1 for presences in self._runs.values()):
+        was_shown = any(len(presences) == 1 for presences in self._runs.values())
+        if self._is_split and (was_shown or (self._runs and not self._all_records)):
             raise MustLeave(
-                f"ledger is {str(self._folder.path)!r}, which was lost: others showed its runs, "
-                "and not which records were held out then; restore it from a backup, or begin a "
-                "new project"
+                f"ledger is {str(self._folder.path)!r}, which was lost: its runs are known from "
+                "others or from folders, and not which records were held out then; restore it "
+                "from a backup, or begin a new project"
             )
 
     def close(self) -> None:
@@ -268,8 +283,8 @@ def _charged(path: Path) -> Iterator[tuple[wire.Presence, ...]]:
         presences = _presences_of(line)
         if presences is None:
             raise MustLeave(
-                f"{file} is damaged; restore it from a backup, or delete it: other sites show "
-                "what it had"
+                f"{file} is damaged; restore it from a backup, or delete it: folders of its runs, "
+                "and other sites, show what it had"
             )
         yield presences
 

@@ -376,7 +376,7 @@ class Meeting:
             leave: Its word, which was checked, or nobody's.
         """
         earlier = self.departed.get(leave.name)
-        if earlier is not None and bool(earlier.signature) >= bool(leave.signature):
+        if earlier is not None and _rank(earlier) <= _rank(leave):
             return
         if leave.signature:
             self._folder.replace(f"{LEFT}{leave.name}", wire.encoded(leave))
@@ -671,6 +671,11 @@ def _differing(theirs: _Terms, mine: _Terms) -> list[str]:
 
 def _words(items: list[str]) -> str:
     return " and ".join(f"the {item}" for item in items)
+
+
+def _rank(leave: wire.Leave) -> tuple[bool, int]:
+    """Which word of one site stands: a signed one, of the earliest round, the same everywhere."""
+    return not leave.signature, leave.round if leave.signature else 0
 
 
 def whole(content: bytes | None, kind: type[wire.FrameT], name: str) -> wire.FrameT:

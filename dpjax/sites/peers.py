@@ -322,7 +322,8 @@ class PeerSums:
         self._run = run
         for name in self._folder.names("."):
             if name.startswith(_EVIDENCE):
-                raise MustLeave(
+                # It still hands in how far it came, so that others go on without who lied.
+                self.doubt = (
                     f"{self._folder.path / name} proves that a site signed what no honest one "
                     "does; this run cannot go on with it"
                 )
@@ -358,7 +359,10 @@ class PeerSums:
         self._void_rounds = {
             past for past in self._void_rounds if past < round and self._is_void(past)
         }
-        self._stop_if_spoiled()
+        try:
+            self._stop_if_spoiled()
+        except MustLeave as fault:
+            self.doubt = str(fault)
         if self._folder.read("enrolled") is not None:
             enrolled = self._read("enrolled")
             assert isinstance(enrolled, wire.Enrolment)
@@ -611,7 +615,10 @@ class PeerSums:
         """Begin this attempt: call others, or answer who called, or go on to the next one."""
         called = self._calls.pop(self.attempt, None)
         aggregator = self.aggregator(self.attempt)
-        is_late = now > self._call_by or (self._calls and now > self._began + self._grace)
+        callers = {self.aggregator(attempt) for attempt in self._calls}
+        # So many that one of them is honest: others alone could rush this site ahead.
+        is_called = len(callers) > self.terms.colluders
+        is_late = now > self._call_by or (is_called and now > self._began + self._grace)
         if aggregator == self.name:
             self._call(now)
         elif called is not None:
@@ -1040,8 +1047,9 @@ class PeerSums:
         return self._last_rounds.get(name, round) >= round
 
     def _may_add_up(self, name: str, attempt: int) -> bool:
-        """Whether a site may be in an attempt: it is in no later one, and gave up no sum."""
-        return name not in self._voids and self._attempts.get(name, 0) <= attempt
+        """Whether a site may be in an attempt: it is here, in no later one, and gave up no sum."""
+        is_in = name not in self._voids and self._takes_part(name, self.round)
+        return is_in and self._attempts.get(name, 0) <= attempt
 
     def _say_void(self) -> None:
         """Sign that this site has no sum of this round, and will be in none."""

@@ -37,7 +37,7 @@ from dpjax._version import __version__
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import parties
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.accounting.rounding import up
+from dpjax.accounting.rounding import down, up
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.data.partition import Partition
@@ -429,22 +429,21 @@ class Project:
             name: The site's.
             account: "training" or "held_out".
         """
-        phases = [phase for phase in self._begun if name in phase.names]
-        return [phase for phase in phases if phase.account == account]
+        phases = [phase for phase in self.phases if name in phase.names]
+        empty = self._unbegun(name)
+        return [phase for phase in phases if phase.account == account and phase not in empty]
 
-    @property
-    def _begun(self) -> list["Project"]:
-        """The phases without those of which all who went on said that they did not begin.
+    def _unbegun(self, name: str) -> list["Project"]:
+        """The phases of which a site itself signed that they did not begin.
 
-        Where one began all the same, each site's ledger has it, and refuses what passes its total.
+        Others may not know whether it sent something: a hostile neighbour may keep that back.
         """
-        phases = self.phases
-        empty = [
-            later.before
-            for later in phases[1:]
-            if not any(standing.run for standing in later.standings.values())
-        ]
-        return [phase for phase in phases if phase not in empty]
+        unbegun = []
+        for later in self.phases[1:]:
+            standing = later.standings.get(name)
+            if standing is not None and not standing.run and later.before is not None:
+                unbegun.append(later.before)
+        return unbegun
 
     @property
     def accounts(self) -> list[str]:
@@ -612,7 +611,7 @@ class Project:
                     total=f"{total.largest:g}",
                     phases=", ".join(str(phase.phase + 1) for phase in phases) or "none",
                     epsilons=", ".join(up(phase.of_site(site).epsilon) for phase in phases) or "0",
-                    left=f"{np.max(self.remaining(site, account).epsilon):.4g}",
+                    left=down(float(np.max(self.remaining(site, account).epsilon)), 4),
                 )
                 entries.append(entry)
         return entries
@@ -805,11 +804,7 @@ def follow(
     with naming({}, "standings: "):
         _check_standings(standing_by_name, old, accepted, tuple(roster), round)
     changes = measures.as_phase(changes or {})
-    last_begun = old
-    if not any(standing.run for standing in standing_by_name.values()):
-        if old.before is None:
-            raise ValueError("standings are of a first phase that has not begun; plan it again")
-        last_begun = old.before
+    last_begun = _last_begun(old, standing_by_name, {*entrants})
     settings = _following_settings(old, last_begun, tuple(roster), round, changes)
     after = {
         "file": Path(before).name,
@@ -824,6 +819,26 @@ def follow(
         start = []
     seed = old.phases[0].seed
     return _written(path, settings, roster, meaning, after=after, start=start, first_seed=seed)
+
+
+def _last_begun(
+    old: Project, standings: Mapping[str, wire.Standing], entrants: set[str]
+) -> Project:
+    """The last phase that has begun, by standings after one; refused with some who join."""
+    phase = old
+    while not any(standing.run for standing in standings.values()):
+        if phase.before is None:
+            raise ValueError("standings are of a first phase that has not begun; plan it again")
+        standings = phase.standings
+        phase = phase.before
+    silent = [] if phase is old else sorted(entrants & {*old.names})
+    _validate.refuse(
+        {
+            f"{', '.join(silent)} was to take part in the phase before, which has not begun; give "
+            "its standing, as it alone knows what it sent, or leave it out": bool(silent)
+        }
+    )
+    return phase
 
 
 def _written(path: Path, *parts: Any, **options: Any) -> Project:

@@ -37,7 +37,7 @@ from dpjax.sites.identity import Identity
 from dpjax.sites.ledger import Ledger
 from dpjax.sites.meeting import GROUP_ITEM, LEFT, Agreement, Meeting, digest_of, neighbours_of
 from dpjax.sites.noise import SiteNoise, of_pair
-from dpjax.sites.store import LEAVING, SUCCESSOR, Folder, MustLeave
+from dpjax.sites.store import LEAVING, SUCCESSOR, UNBEGUN, Folder, MustLeave
 
 __all__ = ["MustLeave", "Site", "SiteLoop"]
 
@@ -374,6 +374,13 @@ class SiteLoop:
         self._is_used = True
         conversation = self._conversation
         with contextlib.closing(self._channel), self._telling_of_end():
+            if conversation.doubt is not None and self.round < self._last:
+                raise MustLeave(conversation.doubt)
+            if not conversation.run and self._folder.read(UNBEGUN) is not None:
+                raise ValueError(
+                    f"folder is {str(self.folder)!r}, of a phase of which {self.name} has signed "
+                    "that it has not begun; name the plan after it in site.toml"
+                )
             conversation.connect()
             if self._state is None:
                 self._state = self.compute.init()
@@ -471,6 +478,8 @@ class SiteLoop:
                 alone where the run has not begun.
         """
         conversation = self._conversation
+        if not conversation.run:
+            self._check_unbegun()
         models: dict[int, Models] = {}
         if self.round < self._behind:
             models[0] = self.compute.released(self.compute.init())
@@ -492,6 +501,17 @@ class SiteLoop:
         with _files.writing("path", path):
             _files.replace(Path(path), _files.packed(header, arrays))
         return standing
+
+    def _check_unbegun(self) -> None:
+        """Note that this phase does not begin any more, unless it has."""
+        plan = self.agreement.digest
+        if self._ledger is not None and plan in [digest for digest, _ in self._ledger.runs]:
+            raise ValueError(
+                f"folder is {str(self.folder)!r}, where no run has begun, and the ledger has one "
+                f"of the plan {plan}; name that run's folder, or let {self.name} join again"
+            )
+        if self._folder.read(UNBEGUN) is None:
+            self._folder.create(UNBEGUN, b"")
 
     def _finish(self) -> None:
         """Stay until all neighbours have absorbed the last round, or for the time of lingering."""

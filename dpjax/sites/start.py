@@ -22,11 +22,12 @@ from dpjax.plans.protect import Budget
 from dpjax.plans.settings import check_keys
 from dpjax.secagg.primitives import derived
 from dpjax.sites import data as data_
+from dpjax.sites import wire
 from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import ChannelLimits
 from dpjax.sites.identity import Identity, Renewal, Roster
 from dpjax.sites.ledger import Ledger
-from dpjax.sites.meeting import Agreement, neighbours_of
+from dpjax.sites.meeting import Agreement, neighbours_of, whole
 from dpjax.sites.project import SPOILED, Project, budget_fault
 from dpjax.sites.relay import Forwarder
 from dpjax.sites.site import Site, SiteLoop, Waits
@@ -188,6 +189,11 @@ def _enter(
     project: Project, ledger: Ledger, records: bytes, base: Path, secret: bytes | None
 ) -> None:
     """Ask the ledger for a phase, and end those before it, which nothing takes back."""
+    for number in range(project.phase):
+        begun = phase_folder(base, number) / "run"
+        if begun.exists():
+            presences = whole(begun.read_bytes(), wire.Presences, str(begun)).presences
+            ledger.recall({presence.name: presence for presence in presences})
     ledger.bind(records, project.accounts)
     folder = phase_folder(base, project.phase)
     nonce = folder / "nonce"

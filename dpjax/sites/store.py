@@ -40,6 +40,8 @@ LEAVING = "leaving"
 """A file of a folder: its operator wants the site to leave."""
 SUCCESSOR = "successor"
 """A file of a folder: the digest of the one plan after it that the site has signed."""
+UNBEGUN = "unbegun"
+"""A file of a folder: the site has signed that this phase has not begun, and begins it no more."""
 
 
 class MustLeave(ValueError):

@@ -80,7 +80,8 @@ class SumMeeting(Meeting):
         self.round = round
         for leave in self.departed.values():
             self.sums.part_from(leave.name, leave.round)
-        self.sums.resume(self.run, round)
+        with self._noting_doubt():
+            self.sums.resume(self.run, round)
 
     def begun(self) -> None:
         """Begin to add up with those who are here."""
@@ -133,7 +134,7 @@ class SumMeeting(Meeting):
     def depart(self, leave: wire.Leave) -> None:
         """Note that a site takes part no more; its word counts for all rounds after its last."""
         super().depart(leave)
-        # Of two signed words the first one stands.
+        # Of two signed words the one of the earlier round stands.
         standing = self.departed[leave.name]
         if standing.signature:
             self.sums.part_from(standing.name, standing.round)

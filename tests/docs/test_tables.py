@@ -308,6 +308,44 @@ def release(row: Row) -> finite.Cost:
     return releases()[row["noise"], row["agents"]]
 
 
+# Findings on other seeds: functions of where the archives are.
+
+
+def twice(number, *parts, **where) -> tuple[float, float]:
+    """What the stored runs give, and those on other seeds."""
+    return number("", *parts, **where), number("again/", *parts, **where)
+
+
+def gains(place: str, design: str) -> float:
+    """Points that the best filter gains behind noise."""
+    frame = stored(f"{place}doppler_decentralised", phase="final", round=120, design=design)
+    means = frame.groupby("filter")["test_accuracy"].mean()
+    return 100 * (means.max() - means["none"])
+
+
+def departed(place: str, policy: str) -> float:
+    where = {"round": 4000, "design": "whisper_horizon", "policy": policy}
+    return mean_of(stored(f"{place}whisper_departure", **where), "test_loss")
+
+
+def gossip(place: str, **where) -> float:
+    frame = stored(f"{place}dome_gossip", phase="final", round=200, budget_epsilon=1.0, **where)
+    return 100 * mean_of(frame, "test_accuracy")
+
+
+def trusted(place: str, system: str) -> float:
+    """Accuracy on digits at epsilon 1, all records in each round."""
+    where = {"phase": "final", "dataset": "digits", "budget_epsilon": 1.0, "rounds": 100}
+    frame = stored(f"{place}compare", "digits_[!e]*", system=system, **where)
+    return 100 * mean_of(frame[frame["round"] == 100], "test_accuracy")
+
+
+def designed(place: str, epsilon: float, design: str) -> float:
+    where = {"phase": "final", "round": 5000, "probability": 0.5, "unit": "agent"}
+    frame = stored(f"{place}whisper_logistic", "[!g]*", budget_name="gdp", **where)
+    return mean_of(frame, "test_loss", budget_epsilon=epsilon, design=design)
+
+
 # Cells and what gives them.
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -302,8 +303,8 @@ def test_words_of_departures_are_checked(sites: Sites) -> None:
 
 
 @pytest.mark.mutant
-def test_of_two_words_of_leaving_the_first_one_stands(sites: Sites) -> None:
-    """Who names a later round afterwards would keep others waiting for its word of void rounds."""
+def test_of_two_words_of_leaving_the_earlier_round_stands(sites: Sites) -> None:
+    """Who names a later round, first or afterwards, would keep some waiting for its word."""
     sites.write(6, SUMS)
     names = names_of(6)
     sites.start(*names, rounds=1)
@@ -311,7 +312,7 @@ def test_of_two_words_of_leaving_the_first_one_stands(sites: Sites) -> None:
     site = sites.site(names[0])
     meeting = site._conversation
     peer = meeting.neighbours[names[1]]
-    for round in (1, 5):
+    for round in (5, 1, 3):
         content = wire.leave_content(meeting.run, 0, round)
         signature = sites.identity(2).sign("leave", content)
         meeting._take(peer, wire.Leave(names[2], round, signature))
@@ -416,13 +417,20 @@ def test_a_plan_that_was_signed_and_never_began_is_followed(sites: Sites) -> Non
     sites.site(names[3], "other.json").close()
     with pytest.raises(ValueError, match="a site signs one"):
         sites.site(names[3], "plan-2.json")
-    third = follow(
-        sites.folder / "plan-2.json",
-        signed,
-        sites.folder / "plan-3.json",
-        joining=[sites.certificate(3)],
-    )
-    members = names[:4]
+    # Who has signed so begins it no more.
+    sites.start(names[0], plan="plan-2.json")
+    assert "signed that it has not begun" in str(sites.finished(names[0])[names[0]])
+    parts = sites.folder / "plan-2.json", signed, sites.folder / "plan-3.json"
+    joining = [sites.certificate(3)]
+    with pytest.raises(ValueError, match="site-03 was to take part .* give its standing"):
+        follow(*parts, joining=joining)
+    # A hostile author gets no further: what it sent counts, unless it signs that it did not.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dpjax.sites.project._validate.refuse", lambda rules: None)
+        with pytest.raises(ValueError, match="site-03: .*total of 3 leaves 0.0"):
+            follow(*parts, joining=joining)
+    third = follow(*parts)
+    members = names[:3]
     assert third.phase == 2 and third.round == 0 and third.names == tuple(members)
     assert third.plan.config.rounds == second.plan.config.rounds == 4
     for name in members:
@@ -431,15 +439,59 @@ def test_a_plan_that_was_signed_and_never_began_is_followed(sites: Sites) -> Non
         assert third.of_site(name).epsilon == pytest.approx(float(left), rel=1e-3)
     models = [jax.tree.leaves(plan.start)[0] for plan in (second, third)]
     np.testing.assert_array_equal(*models)
-    sites.start(*members, plan="plan-3.json")
+    # Nor does a second one that never began.
+    again = sites.standings(*members, plan="plan-3.json", tag=".3")
+    fourth = follow(sites.folder / "plan-3.json", again, sites.folder / "plan-4.json")
+    assert fourth.of_site(names[0]).epsilon == pytest.approx(third.of_site(names[0]).epsilon)
+    sites.start(*members, plan="plan-4.json")
     ends = sites.models(*members)
     assert len({end.tobytes() for end in ends}) == 1
     ledger = sites.members[names[0]]._ledger
-    assert [digest for digest, _ in ledger.runs] == [third.root, third.digest]
+    assert [digest for digest, _ in ledger.runs] == [third.root, fourth.digest]
     assert "2 phases" in sites.members[names[0]].guarantee.statement()
     # Nobody goes back to the one that did not begin.
     with pytest.raises(ValueError, match="of a phase that site-00 has ended"):
         sites.site(names[0], "plan-2.json")
+
+
+def test_folders_charge_a_ledger_that_was_lost(sites: Sites) -> None:
+    """Also where no other site shows it: a hostile one may have been the only neighbour."""
+    sites.write(5, SUMS)
+    names = names_of(5)
+    sites.start(*names, rounds=1)
+    sites.finished(*names)
+    files = sites.standings(*names)
+    second = follow(sites.folder / "plan.json", files, sites.folder / "plan-2.json", changes=FEWER)
+    (lost,) = (sites.folder / names[0]).glob("*.ledger")
+    shutil.rmtree(lost)
+    site = sites.site(names[0], "plan-2.json")
+    assert [digest for digest, _ in site._ledger.runs] == [second.root]
+    assert "2 phases" in site.guarantee.statement()
+    site.close()
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("settings", [SUMS, GOSSIP])
+def test_who_holds_evidence_hands_in_how_far_it_came(sites: Sites, settings: Any) -> None:
+    """Otherwise one that signs two words would end the project for all."""
+    sites.write(5, settings)
+    names = names_of(5)
+    sites.start(*names, rounds=2)
+    sites.finished(*names)
+    site = sites.site(names[0])
+    if settings is SUMS:
+        proof = b""
+    else:
+        header = site._conversation._stored(site._folder.names("sent")[0]).header(names[0])
+        proof = wire.encoded(wire.Headers((header, header)))
+    site._folder.create("evidence-site-01-1", proof)
+    site.close()
+    site = sites.site(names[0])
+    standing = site.standing(sites.folder / "proved.standing")
+    assert len(standing.rounds) > 1
+    with pytest.raises(MustLeave, match="proves|two"):
+        next(site.rounds())
+    site.close()
 
 
 # The plan of a later phase.

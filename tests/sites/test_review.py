@@ -564,8 +564,10 @@ def test_evidence_is_read_at_the_next_start(runner: Runner) -> None:
         payload = payload_of(site, value)
         hear(site, "lyon", message_of(site, runner.identities["lyon"], 0, payload))
     site.close()
+    site = runner.site("geneva")
     with pytest.raises(MustLeave, match="lyon sent two messages in round 0.*evidence-lyon-0 has"):
-        runner.site("geneva")
+        site.run()
+    site.close()
 
 
 def test_evidence_of_the_last_round_takes_no_model_away(runner: Runner) -> None:
