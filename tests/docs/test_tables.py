@@ -328,24 +328,6 @@ def departed(place: str, policy: str) -> float:
     return mean_of(stored(f"{place}whisper_departure", **where), "test_loss")
 
 
-def gossip(place: str, **where) -> float:
-    frame = stored(f"{place}dome_gossip", phase="final", round=200, budget_epsilon=1.0, **where)
-    return 100 * mean_of(frame, "test_accuracy")
-
-
-def trusted(place: str, system: str) -> float:
-    """Accuracy on digits at epsilon 1, all records in each round."""
-    where = {"phase": "final", "dataset": "digits", "budget_epsilon": 1.0, "rounds": 100}
-    frame = stored(f"{place}compare", "digits_[!e]*", system=system, **where)
-    return 100 * mean_of(frame[frame["round"] == 100], "test_accuracy")
-
-
-def designed(place: str, epsilon: float, design: str) -> float:
-    where = {"phase": "final", "round": 5000, "probability": 0.5, "unit": "agent"}
-    frame = stored(f"{place}whisper_logistic", "[!g]*", budget_name="gdp", **where)
-    return mean_of(frame, "test_loss", budget_epsilon=epsilon, design=design)
-
-
 # Cells and what gives them.
 
 
