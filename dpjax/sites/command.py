@@ -33,6 +33,8 @@ __all__ = ()
 _LOG = logging.getLogger("dpjax.sites")
 _DONE = "is done"
 """How the status of a site begins whose rounds are over."""
+_AGAIN = 5.0
+"""Seconds after which SIGTERM has effect again, where a site has not ended; it does in two."""
 _STARTED = "name the folder of a site that has been started"
 
 
@@ -329,22 +331,27 @@ def _noting_termination() -> Iterator[None]:
     """Let SIGTERM end the process as Ctrl-C does, with a last line, and be what ended it."""
 
     def stop(number: int, frame: object) -> None:
+        # What it interrupts may swallow it, as callbacks of the garbage collector do.
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)
         raise _Terminated
 
     if threading.current_thread() is not threading.main_thread():
         # Of a program that calls this: signals are its own.
         yield
         return
-    earlier = signal.signal(signal.SIGTERM, stop)
+    earlier = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGALRM)}
     try:
         yield
     except _Terminated:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         _LOG.info("stopped by SIGTERM; started again, the site goes on")
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # A service's manager takes another status for a failure.
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 def _run_site(settings: Path, insecure_loopback: bool) -> int:

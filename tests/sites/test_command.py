@@ -214,12 +214,20 @@ def test_lines_of_grpc_are_kept_where_a_site_listens(
     assert run("text") == 0 and os.environ.pop("GRPC_VERBOSITY") == "NONE"
 
 
-def test_sigterm_leaves_a_last_line_and_is_what_ended_it() -> None:
+@pytest.mark.mutant
+@pytest.mark.parametrize("swallows", [False, True])
+def test_sigterm_leaves_a_last_line_and_is_what_ended_it(swallows: bool) -> None:
+    """A callback of the garbage collector swallows what is raised in it; JAX has one."""
+    call = "Swallowing()" if swallows else "interrupt()"
     program = (
         "import os, signal, time; from dpjax.sites import command; command._log_to_stderr('text')\n"
+        "command._AGAIN = 0.5\n"
+        "def interrupt(): os.kill(os.getpid(), signal.SIGTERM)\n"
+        "class Swallowing:\n"
+        "    def __del__(self): interrupt()\n"
         "with command._noting_termination():\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    time.sleep(60)\n"
+        f"    {call}\n"
+        "    time.sleep(10)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == -signal.SIGTERM
