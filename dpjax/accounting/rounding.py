@@ -22,12 +22,7 @@ def up(value: float, digits: int = 6) -> str:
         value: A loss, or a noise that must not be less.
         digits: Significant digits.
     """
-    if not math.isfinite(value):
-        return str(value)
-    # The shortest decimal that is this number: 1e-5 stays 1e-5, not the digit above it.
-    shortest = Decimal(repr(float(value)))
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(shortest)
-    return f"{float(rounded):.{digits}g}"
+    return _rounded(value, digits, ROUND_CEILING)
 
 
 def down(value: float, digits: int = 6) -> str:
@@ -37,7 +32,15 @@ def down(value: float, digits: int = 6) -> str:
         value: A loss.
         digits: Significant digits.
     """
-    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    if not math.isfinite(value):
+        return str(value)
+    # The shortest decimal that is this number: 1e-5 stays 1e-5, not the digit above it.
+    shortest = Decimal(repr(float(value)))
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(shortest)
     return f"{float(rounded):.{digits}g}"
 
 

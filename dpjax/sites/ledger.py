@@ -181,8 +181,7 @@ class Ledger:
             self._folder.create(_INSECURE, b"")
         charged = self._runs.get(_place_of(mine))
         if charged is None:
-            others = [presence for name, presence in presences.items() if name != self.name]
-            self._add((mine, *others))
+            self._add_run(presences)
         elif len(charged) > 1 and any(
             presences[other.name].nonce != other.nonce for other in charged
         ):
@@ -197,11 +196,9 @@ class Ledger:
         Args:
             presences: Of all its sites, by name.
         """
-        mine = presences[self.name]
-        if _place_of(mine) in self._runs:
-            return
-        _log.warning("the ledger lacked a run that a folder of %s has: charged", self.name)
-        self._add((mine, *(entry for name, entry in presences.items() if name != self.name)))
+        if _place_of(presences[self.name]) not in self._runs:
+            self._add_run(presences)
+            _log.warning("the ledger lacked a run that a folder of %s has: charged", self.name)
 
     def shown(self, peer: str) -> tuple[wire.Presence, ...]:
         """The presences of another site in runs that are charged here, for the hello.
@@ -264,6 +261,11 @@ class Ledger:
                 "another: ledger = FOLDER in site.toml"
             )
         self._runs[_place_of(mine)] = presences
+
+    def _add_run(self, presences: Mapping[str, wire.Presence]) -> None:
+        """Charge a run of which all presences are here."""
+        others = [presence for name, presence in presences.items() if name != self.name]
+        self._add((presences[self.name], *others))
 
     def _add(self, presences: tuple[wire.Presence, ...]) -> None:
         self._folder.append(_FILE, _line_of(presences))

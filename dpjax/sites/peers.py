@@ -359,10 +359,7 @@ class PeerSums:
         self._void_rounds = {
             past for past in self._void_rounds if past < round and self._is_void(past)
         }
-        try:
-            self._stop_if_spoiled()
-        except MustLeave as fault:
-            self.doubt = str(fault)
+        self.doubt = self.doubt or self._spoiling()
         if self._folder.read("enrolled") is not None:
             enrolled = self._read("enrolled")
             assert isinstance(enrolled, wire.Enrolment)
@@ -375,12 +372,14 @@ class PeerSums:
             with contextlib.suppress(Refused):
                 self.check_shown(peer, (word,))
 
-    def _stop_if_spoiled(self) -> None:
-        if len(self._void_rounds) > self._spoiled:
-            raise MustLeave(
-                f"{len(self._void_rounds)} rounds have no sum, more than the {self._spoiled} of "
-                "the plan; find out which site spoils them, and make a plan without it"
-            )
+    def _spoiling(self) -> str | None:
+        """Why too many rounds without a sum end the run; None for fewer."""
+        if len(self._void_rounds) <= self._spoiled:
+            return None
+        return (
+            f"{len(self._void_rounds)} rounds have no sum, more than the {self._spoiled} of "
+            "the plan; find out which site spoils them, and make a plan without it"
+        )
 
     def shown(self, peer: str) -> tuple[wire.Word, ...]:
         """The last keys of another site that this one has seen, for the hello.
@@ -447,7 +446,9 @@ class PeerSums:
         for peer in sorted(self._asked):
             # What it said of this round came too early, and is said again.
             self._utter(peer, wire.At(self.round, 0))
-        self._stop_if_spoiled()
+        fault = self._spoiling()
+        if fault is not None:
+            raise MustLeave(fault)
 
     def withdraw(self) -> None:
         """Say that this site is in no sum of this round, unless it has one: it leaves."""

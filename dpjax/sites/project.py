@@ -109,8 +109,8 @@ their difference. All are at delta {delta:g}.
 
 | site | its records | total | phases | epsilon of each, rounded up | left |
 | --- | --- | --- | --- | --- | --- |
-{rows}
-{departed}"""
+{lines}
+"""
 _LEFT = "it still has its keys and all that it saw, and is one of those that may collude"
 _GROUP = """\
 - A group's sites delete all copies of its secret's file after the run.
@@ -649,13 +649,12 @@ class Project:
         spending = ""
         if self.totals:
             earlier = {name for phase in self.phases for name in phase.names} - {*self.names}
-            departed = [f"\n- {name} has left: {_LEFT}" for name in sorted(earlier)]
-            spending = _SPENDING.format(
-                phase=self.phase + 1,
-                delta=next(iter(self.totals.values())).delta,
-                rows="\n".join(entry.row for entry in self.spending()),
-                departed="".join(departed) + "\n" * bool(departed),
-            )
+            lines = [entry.row for entry in self.spending()]
+            if earlier:
+                # A list begins after an empty line.
+                lines += ["", *(f"- {name} has left: {_LEFT}" for name in sorted(earlier))]
+            delta = next(iter(self.totals.values())).delta
+            spending = _SPENDING.format(phase=self.phase + 1, delta=delta, lines="\n".join(lines))
         return _PAGE.read_text(encoding="utf-8").format(
             project=self,
             sites="\n".join(rows),

@@ -193,6 +193,51 @@ def test_nobody_waits_for_who_left_to_add_up(
     assert world.now < 1
 
 
+@pytest.mark.mutant
+def test_who_left_and_stays_connected_delays_its_last_round_alone(
+    tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    world = World(tmp_path, identities, rounds=6)
+    said = world.say
+
+    def say(sender: str, peer: str, frame: wire.Frame) -> None:
+        if sender != "site-05":
+            said(sender, peer, frame)
+
+    world.say = say
+    world.start()
+    others = [site for name, site in world.sites.items() if name != "site-05"]
+    for site in others:
+        site.part_from("site-05", 0)
+    while any(site.round == 0 for site in others):
+        world.step()
+    began = world.now
+    world.run()
+    world.check()
+    assert world.now - began < LIMITS.enrol
+
+
+@pytest.mark.mutant
+def test_calls_of_as_many_as_may_collude_hurry_nobody(
+    tmp_path: Path, identities: dict[str, Identity]
+) -> None:
+    """One site with a standing call for a later attempt would rush others past all between."""
+    world = World(tmp_path, identities, rounds=1)
+    world.start()
+    world.queues.clear()
+    world.think("site-03")
+    site = world.sites["site-03"]
+    assert world.terms.colluders == 1
+    for attempt in (2, 4):
+        caller = f"site-0{attempt}"
+        call = Hello(bytes(16), world.terms.digest())
+        word = world.sites[caller]._word(attempt, bytes(16), call)
+        world.now += site._grace + 1
+        assert site.attempt == 0
+        site.hear(caller, word)
+    assert site.attempt == 1
+
+
 def test_a_call_of_an_earlier_attempt_is_no_fault(
     tmp_path: Path, identities: dict[str, Identity]
 ) -> None:

@@ -266,13 +266,19 @@ def test_who_is_there_and_says_nothing_holds_nobody_for_ever(sites: Sites) -> No
     assert isinstance(results[names[2]], ValueError)
 
 
-@pytest.mark.mutant
-def test_words_of_departures_are_checked(sites: Sites) -> None:
-    sites.write(4, GOSSIP)
-    names = names_of(4)
+def after_a_round(sites: Sites, count: int, settings: dict[str, Any]) -> SiteLoop:
+    """The first of some sites, started again after a round of all."""
+    sites.write(count, settings)
+    names = names_of(count)
     sites.start(*names, rounds=1)
     sites.finished(*names)
-    site = sites.site(names[0])
+    return sites.site(names[0])
+
+
+@pytest.mark.mutant
+def test_words_of_departures_are_checked(sites: Sites) -> None:
+    names = names_of(4)
+    site = after_a_round(sites, 4, GOSSIP)
     meeting = site._conversation
     peer = meeting.neighbours[names[1]]
     content = wire.leave_content(meeting.run, 0, 1)
@@ -305,11 +311,8 @@ def test_words_of_departures_are_checked(sites: Sites) -> None:
 @pytest.mark.mutant
 def test_of_two_words_of_leaving_the_earlier_round_stands(sites: Sites) -> None:
     """Who names a later round, first or afterwards, would keep some waiting for its word."""
-    sites.write(6, SUMS)
     names = names_of(6)
-    sites.start(*names, rounds=1)
-    sites.finished(*names)
-    site = sites.site(names[0])
+    site = after_a_round(sites, 6, SUMS)
     meeting = site._conversation
     peer = meeting.neighbours[names[1]]
     for round in (5, 1, 3):
