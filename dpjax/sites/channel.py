@@ -24,7 +24,7 @@ from dpjax.sites.identity import Identity, Refused, Roster
 
 __all__ = ["Channel", "ChannelLimits", "Event", "Hello", "Traffic"]
 
-_VERSION = 4
+_VERSION = 5
 """Of the hello and of the frames after it: sites of two versions refuse each other."""
 _PURPOSES = ("site hello 1, listener", "site hello 1, dialer")
 

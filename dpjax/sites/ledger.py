@@ -1,9 +1,9 @@
 """What a site has spent in a project: a line for each run in which it took part, and the total.
 
 A run is charged whole, before its first message goes out, under the total that the project's first
-plan fixed. The line has the signed presences of all its sites. Each site shows the others, in the
-hello, their own presences in other runs, so that a ledger that was lost or restored learns what it
-lacks before anything is sent.
+plan fixed. Then the site signs that the run has begun, and who takes anything of it keeps that. In
+the hello each site shows the other what it keeps, so that a ledger that was lost or restored learns
+what it lacks before anything is sent. What was not charged nobody can show.
 """
 
 import base64
@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from dpjax import _files
 from dpjax.accounting.guarantee import Guarantee
@@ -24,13 +24,20 @@ __all__ = ["Ledger"]
 
 _log = logging.getLogger("dpjax.sites")
 
-_FILE = "charges"
+_CHARGES = "charges"
+"""A line for each run that was charged here."""
+_SHOWN = "shown"
+"""A line for each run that others showed, and the ledger lacked."""
+_OTHERS = "others"
+"""A line for each beginning of another site, which is shown to it."""
 _RECORDS = "records"
 """A line for each digest of records that a charged run read."""
 _INSECURE = "insecure"
 """A file that is there once a run was charged whose links were not encrypted."""
 _MOST_SHOWN = 32
 """Runs of another site that a hello shows, and so all that a ledger may have."""
+_Place: TypeAlias = tuple[str, bytes]
+"""A plan's digest, and the site's nonce in its run."""
 PLAN_ITEM = "plan"
 """The item of a presence's terms that has the digest of its plan."""
 PROJECT_ITEM = "project"
@@ -61,9 +68,10 @@ class Ledger:
 
     Guarantee: a run of a site is charged before its first message, once, and whole; and what all
     charged runs spend together is within the site's total, or nothing is sent. A site that lost
-    the ledger learns of a run from any other site of it that kept its own. The ledger is of one
-    project: runs of other projects on the same records add up to it, and so do those of several
-    sites that have records of one person.
+    the ledger learns of a run from any site that took anything of it in that run, and from all to
+    whom that one hands on what it signed. Nobody can charge a run that the site did not begin. The
+    ledger is of one project: runs of other projects on the same records add up to it, and so do
+    those of several sites that have records of one person.
 
     Args:
         path: A folder of the ledger alone; made where there is none.
@@ -93,11 +101,13 @@ class Ledger:
         self._costs = costs
         self.name = name
         self._all_records = set(self._folder.lines(_RECORDS))
-        # By plan and nonce, the presences of all sites of the run, or this one's alone.
-        self._runs: dict[tuple[str, bytes], tuple[wire.Presence, ...]] = {}
-        self._folder.lines(_FILE)  # A line that a kill cut off is taken out.
-        for presences in _charged(self._folder.path):
-            self._note(presences)
+        self._runs: dict[_Place, bytes] = {}
+        self._was_shown = False
+        self._others: dict[str, dict[_Place, wire.Beginning]] = {}
+        for file in (_CHARGES, _SHOWN, _OTHERS):
+            self._folder.lines(file)  # A line that a kill cut off is taken out.
+            for beginning in _lines_of(self._folder.path / file):
+                self._note(file, beginning)
 
     @classmethod
     def read(cls, path: _files.PathLike) -> tuple[list[tuple[str, bytes]], bool]:
@@ -109,8 +119,9 @@ class Ledger:
         Raises:
             MustLeave: For a ledger that is damaged.
         """
-        runs = [_place_of(presences[0]) for presences in _charged(Path(path))]
-        return runs, Path(path, _INSECURE).exists()
+        folder = Path(path)
+        runs = [_place_of(run) for file in (_CHARGES, _SHOWN) for run in _lines_of(folder / file)]
+        return runs, (folder / _INSECURE).exists()
 
     @property
     def runs(self) -> list[tuple[str, bytes]]:
@@ -162,74 +173,78 @@ class Ledger:
                 "those of all phases before, or begin a new project"
             )
 
-    def charge(self, presences: Mapping[str, wire.Presence]) -> None:
-        """Charge a run that has begun, unless it is charged.
+    def charge(self, beginning: wire.Beginning) -> None:
+        """Charge a run that is about to begin, unless it is charged.
 
         Args:
-            presences: Of all its sites, by name.
+            beginning: This site's.
 
         Raises:
             ValueError: Where it passes the site's total.
             MustLeave: Where this site's nonce has served in a run with others.
         """
-        mine = presences[self.name]
-        self.guarantee(mine.nonce)
+        self.guarantee(beginning.nonce)
         if self._records and self._records not in self._all_records:
             self._folder.append(_RECORDS, self._records)
             self._all_records.add(self._records)
         if self.insecure and self._folder.read(_INSECURE) is None:
             self._folder.create(_INSECURE, b"")
-        charged = self._runs.get(_place_of(mine))
+        charged = self._runs.get(_place_of(beginning))
         if charged is None:
-            self._add_run(presences)
-        elif len(charged) > 1 and any(
-            presences[other.name].nonce != other.nonce for other in charged
-        ):
+            self._add(_CHARGES, beginning)
+        elif charged != beginning.run:
             raise MustLeave(
                 f"the nonce of this folder began another run of {self.name}: it was restored from "
                 "a backup, or is a copy; name another folder, whose run is charged, too"
             )
 
-    def recall(self, presences: Mapping[str, wire.Presence]) -> None:
+    def recall(self, beginning: wire.Beginning) -> None:
         """Charge an earlier run of this project whose folder has it, where this ledger lacks it.
 
         Args:
-            presences: Of all its sites, by name.
+            beginning: This site's.
         """
-        if _place_of(presences[self.name]) not in self._runs:
-            self._add_run(presences)
+        if _place_of(beginning) not in self._runs:
+            self._add(_CHARGES, beginning)
             _log.warning("the ledger lacked a run that a folder of %s has: charged", self.name)
 
-    def shown(self, peer: str) -> tuple[wire.Presence, ...]:
-        """The presences of another site in runs that are charged here, for the hello.
+    def keep(self, beginning: wire.Beginning) -> None:
+        """Keep what another site signed, to show it once that lost its ledger.
+
+        Args:
+            beginning: Of another site, checked.
+        """
+        if _place_of(beginning) not in self._others.get(beginning.name, {}):
+            self._add(_OTHERS, beginning)
+
+    def shown(self, peer: str) -> tuple[wire.Beginning, ...]:
+        """What another site signed of runs that it has begun, for the hello.
 
         Args:
             peer: The site.
         """
-        entries = [entry for run in self._runs.values() for entry in run if entry.name == peer]
-        return tuple(entries[-_MOST_SHOWN:])
+        return tuple(self._others.get(peer, {}).values())[-_MOST_SHOWN:]
 
-    def take(self, peer: str, presences: Sequence[wire.Presence]) -> None:
+    def take(self, peer: str, beginnings: Sequence[wire.Beginning]) -> None:
         """Charge what another site shows of this one, and this ledger lacks.
 
         Args:
             peer: Who shows it.
-            presences: Signed by this site.
+            beginnings: Signed by this site.
 
         Raises:
             Refused: For what this site did not sign in this project.
             MustLeave: Where the total does not hold it, or its cost is not known.
         """
-        for presence in presences[-_MOST_SHOWN:]:
-            terms = dict(presence.terms)
-            if presence.name != self.name or terms.get(PROJECT_ITEM) != self._costs.root:
-                raise Refused(f"{peer} shows a run of {presence.name!r}, or of another project")
-            wire.check_presence(presence, self._costs.roster)
-            place = _place_of(presence)
+        for beginning in beginnings[-_MOST_SHOWN:]:
+            if beginning.name != self.name or beginning.project != self._costs.root:
+                raise Refused(f"{peer} shows a run of {beginning.name!r}, or of another project")
+            wire.check_beginning(beginning, self._costs.roster)
+            place = _place_of(beginning)
             # The run of this phase is charged when it begins here.
             if place in self._runs or place == (self._costs.digest, self._nonce):
                 continue
-            self._add((presence,))
+            self._add(_SHOWN, beginning)
             _log.warning("%s shows a run of %s that its ledger lacked: charged", peer, self.name)
             self._check_known()
             try:
@@ -241,8 +256,7 @@ class Ledger:
 
     def _check_known(self) -> None:
         """Refuse held-out records where the ledger was lost: what was trained on is not known."""
-        was_shown = any(len(presences) == 1 for presences in self._runs.values())
-        if self._is_split and (was_shown or (self._runs and not self._all_records)):
+        if self._is_split and (self._was_shown or (self._runs and not self._all_records)):
             raise MustLeave(
                 f"ledger is {str(self._folder.path)!r}, which was lost: its runs are known from "
                 "others or from folders, and not which records were held out then; restore it "
@@ -253,60 +267,71 @@ class Ledger:
         """Let other processes have it."""
         self._folder.close()
 
-    def _note(self, presences: tuple[wire.Presence, ...]) -> None:
-        mine = presences[0]
-        if mine.name != self.name or dict(mine.terms).get(PROJECT_ITEM) != self._costs.root:
+    def _note(self, file: str, beginning: wire.Beginning) -> None:
+        is_own = beginning.name == self.name
+        if is_own == (file == _OTHERS) or beginning.project != self._costs.root:
             raise ValueError(
-                f"ledger is {str(self._folder.path)!r}, of {mine.name} in another project; name "
-                "another: ledger = FOLDER in site.toml"
+                f"ledger is {str(self._folder.path)!r}, of {beginning.name} in another project; "
+                "name another: ledger = FOLDER in site.toml"
             )
-        self._runs[_place_of(mine)] = presences
+        place = _place_of(beginning)
+        if is_own:
+            self._runs[place] = beginning.run
+            self._was_shown |= file == _SHOWN
+        else:
+            self._others.setdefault(beginning.name, {})[place] = beginning
 
-    def _add_run(self, presences: Mapping[str, wire.Presence]) -> None:
-        """Charge a run of which all presences are here."""
-        others = [presence for name, presence in presences.items() if name != self.name]
-        self._add((presences[self.name], *others))
-
-    def _add(self, presences: tuple[wire.Presence, ...]) -> None:
-        self._folder.append(_FILE, _line_of(presences))
-        self._note(presences)
-
-
-def _place_of(presence: wire.Presence) -> tuple[str, bytes]:
-    """The plan of a run, and a site's nonce in it."""
-    return dict(presence.terms).get(PLAN_ITEM, ""), presence.nonce
+    def _add(self, file: str, beginning: wire.Beginning) -> None:
+        self._folder.append(file, _line_of(beginning))
+        self._note(file, beginning)
 
 
-def _charged(path: Path) -> Iterator[tuple[wire.Presence, ...]]:
-    """The runs of a ledger's file, without a line that a kill cut off."""
-    file = path / _FILE
+def beginning_of(presences: Mapping[str, wire.Presence], name: str) -> wire.Beginning:
+    """Return what a site signs of a run that begins, without the signature.
+
+    Args:
+        presences: Of all sites of the run, by name.
+        name: The site's.
+    """
+    presence = presences[name]
+    terms = dict(presence.terms)
+    plan = terms.get(PLAN_ITEM, "")
+    run = wire.run_of(presences, plan)
+    return wire.Beginning(name, terms.get(PROJECT_ITEM, ""), plan, presence.nonce, run, b"")
+
+
+def _place_of(beginning: wire.Beginning) -> _Place:
+    """The plan of a run, and the site's nonce in it."""
+    return beginning.plan, beginning.nonce
+
+
+def _lines_of(file: Path) -> Iterator[wire.Beginning]:
+    """The lines of a ledger's file, without one that a kill cut off."""
     content = file.read_bytes() if file.exists() else b""
     for line in content.split(b"\n")[:-1]:
-        presences = _presences_of(line)
-        if presences is None:
+        beginning = _beginning_of(line)
+        if beginning is None:
             raise MustLeave(
                 f"{file} is damaged; restore it from a backup, or delete it: folders of its runs, "
                 "and other sites, show what it had"
             )
-        yield presences
+        yield beginning
 
 
-def _line_of(presences: tuple[wire.Presence, ...]) -> bytes:
-    """A run as a line of the ledger, with its digest: a line is whole, or refused."""
-    encoded = wire.encoded(wire.Presences(presences))
+def _line_of(beginning: wire.Beginning) -> bytes:
+    """A line of the ledger, with its digest: it is whole, or refused."""
+    encoded = wire.encoded(beginning)
     content = {"digest": hashlib.sha256(encoded).hexdigest()}
-    return json.dumps({**content, "presences": base64.b64encode(encoded).decode()}).encode()
+    return json.dumps({**content, "beginning": base64.b64encode(encoded).decode()}).encode()
 
 
-def _presences_of(line: bytes) -> tuple[wire.Presence, ...] | None:
+def _beginning_of(line: bytes) -> wire.Beginning | None:
     try:
         content = json.loads(line)
-        encoded = base64.b64decode(content["presences"], validate=True)
+        encoded = base64.b64decode(content["beginning"], validate=True)
         if hashlib.sha256(encoded).hexdigest() != content["digest"]:
             return None
         frame = wire.decoded(encoded)
     except (ValueError, KeyError, TypeError, Refused):
         return None
-    if not isinstance(frame, wire.Presences) or not frame.presences:
-        return None
-    return frame.presences
+    return frame if isinstance(frame, wire.Beginning) else None

@@ -23,7 +23,7 @@ from dpjax.protocols import Tree
 from dpjax.sites import wire
 from dpjax.sites.channel import Channel, Event
 from dpjax.sites.identity import Identity, Refused, Roster
-from dpjax.sites.ledger import Ledger
+from dpjax.sites.ledger import Ledger, beginning_of
 from dpjax.sites.store import Audit, Folder, MustLeave
 
 __all__ = ()
@@ -187,6 +187,7 @@ class Meeting:
         self.doubt: str | None = None
         self.departed: dict[str, wire.Leave] = {}
         self.ledger: Ledger | None = None
+        self._beginnings: dict[str, wire.Beginning] = {}
         self._agreement = agreement
         self._identity = identity
         self._channel = channel
@@ -312,8 +313,7 @@ class Meeting:
             raise MustLeave(f"{self._folder.path} is not of one run; this site must leave")
         self.presences = presences
         self.run = wire.run_of(presences, self._agreement.digest)
-        if self.ledger is not None:
-            self.ledger.charge(presences)
+        self._begin()
         for name in self._folder.names("."):
             if name.startswith(LEFT):
                 leave = whole(self._folder.read(name), wire.Leave, name)
@@ -486,6 +486,7 @@ class Meeting:
         """Say to a new session what the last one may have lost."""
         peer.backlog.clear()
         peer.backlog.extend(pieces(wire.Presences, self.presences.values()))
+        peer.backlog.extend(wire.encoded(beginning) for beginning in self._beginnings.values())
         peer.backlog.extend(wire.encoded(leave) for leave in self.departed.values())
         if self.run:
             self.welcome(peer)
@@ -500,8 +501,13 @@ class Meeting:
                 _log.warning("%s: %s", peer.name, Refused(frame.reason))
         elif not self.run:
             raise Refused("the run has not begun here")
+        elif isinstance(frame, wire.Beginning):
+            self._take_beginning(peer, frame)
         elif isinstance(frame, wire.Leave):
             self._take_leave(peer, frame)
+        elif peer.name not in self._beginnings:
+            # Once its ledger is lost, this site could not show that it has sent something.
+            raise Refused(f"{peer.name} has not signed that the run has begun there")
         else:
             self.take(peer, frame)
 
@@ -523,13 +529,39 @@ class Meeting:
                 other.backlog.extend(pieces(wire.Presences, new.values()))
         if not self.run and not self.absent():
             presences = tuple(self.presences[name] for name in self._agreement.names)
-            if self.ledger is not None:
-                # Charged before anything goes out.
-                self.ledger.charge(self.presences)
+            self._begin()
             self._folder.create("run", wire.encoded(wire.Presences(presences)))
             self.run = wire.run_of(self.presences, self._agreement.digest)
             self.audit.note("begun", run=self.run.hex(), plan=self._agreement.digest)
+            for other in self.neighbours.values():
+                if other.live:
+                    other.backlog.append(wire.encoded(self._beginnings[self.name]))
             self.begun()
+
+    def _begin(self) -> None:
+        """Charge the run before anything goes out, and sign that it begins."""
+        bare = beginning_of(self.presences, self.name)
+        if self.ledger is not None:
+            self.ledger.charge(bare)
+        signature = self._identity.sign("beginning", bare.content)
+        self._beginnings[self.name] = bare._replace(signature=signature)
+
+    def _take_beginning(self, peer: Neighbour, beginning: wire.Beginning) -> None:
+        """Learn that the run has begun at a site, and keep its word for it."""
+        name = beginning.name
+        if name in self._beginnings:
+            return
+        if name not in self.presences or beginning._replace(signature=b"") != beginning_of(
+            self.presences, name
+        ):
+            raise Refused(f"word that another run has begun at {name!r}")
+        wire.check_beginning(beginning, self._agreement.roster)
+        if self.ledger is not None:
+            self.ledger.keep(beginning)
+        self._beginnings[name] = beginning
+        for other in self.neighbours.values():
+            if other is not peer and other.live:
+                other.backlog.append(wire.encoded(beginning))
 
     def _compare(self, presence: wire.Presence) -> None:
         """Refuse a site that takes part in something else."""

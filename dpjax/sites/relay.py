@@ -93,6 +93,9 @@ class _Stream(NamedTuple):
             data = await self.reader.readline()
         except ValueError:
             raise Refused("a line is too long") from None
+        except ConnectionError:
+            # Whose certificate is refused may be reset before it has read why.
+            data = b""
         if not data.endswith(b"\n"):
             raise ConnectionResetError(_CLOSED)
         return data[:-1].decode(errors="replace")

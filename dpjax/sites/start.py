@@ -26,7 +26,7 @@ from dpjax.sites import wire
 from dpjax.sites.carrier import GrpcChannel
 from dpjax.sites.channel import ChannelLimits
 from dpjax.sites.identity import Identity, Renewal, Roster
-from dpjax.sites.ledger import Ledger
+from dpjax.sites.ledger import Ledger, beginning_of
 from dpjax.sites.meeting import Agreement, neighbours_of, whole
 from dpjax.sites.project import SPOILED, Project, budget_fault
 from dpjax.sites.relay import Forwarder
@@ -193,7 +193,8 @@ def _enter(
         begun = phase_folder(base, number) / "run"
         if begun.exists():
             presences = whole(begun.read_bytes(), wire.Presences, str(begun)).presences
-            ledger.recall({presence.name: presence for presence in presences})
+            by_name = {presence.name: presence for presence in presences}
+            ledger.recall(beginning_of(by_name, ledger.name))
     ledger.bind(records, project.accounts)
     folder = phase_folder(base, project.phase)
     nonce = folder / "nonce"

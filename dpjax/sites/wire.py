@@ -6,6 +6,7 @@ RoundMessage  the one message of a round, signed
 Receipt       that a message is absorbed: what came of it is on the receiver's disk
 Headers       who sent which digest in which round, signed by the senders; handed on
 Refusal       why something was refused
+Beginning     that a run has begun at a site, and is charged there; signed, handed on
 Leave         that a site takes part no more, signed; handed on
 
 Of sums among peers (`dpjax.sites.peers`):
@@ -57,6 +58,31 @@ class Presence(NamedTuple):
         return _packed([self.name, self.nonce, self.exchange, [list(term) for term in self.terms]])
 
 
+class Beginning(NamedTuple):
+    """That a run has begun at a site, which has charged it.
+
+    Attributes:
+        name: The site.
+        project: Digest of the project's first plan; empty where a plan has no file.
+        plan: Digest of the run's plan.
+        nonce: The site's, as in its `Presence`.
+        run: Its name.
+        signature: Of the site, over `content`; empty in a note of its own.
+    """
+
+    name: str
+    project: str
+    plan: str
+    nonce: bytes
+    run: bytes
+    signature: bytes
+
+    @property
+    def content(self) -> bytes:
+        """What is signed."""
+        return _packed([self.name, self.project, self.plan, self.nonce, self.run])
+
+
 class Header(NamedTuple):
     """That a site sent a payload of some digest in a round.
 
@@ -81,14 +107,14 @@ class Greeting(NamedTuple):
         run: The run that it is in; empty before all presences are there.
         shown: The header of the last message of the other end that it has, or nothing.
         keys: The last keys for a sum that it has seen of the other end, or nothing.
-        charges: Presences of the other end in other runs of the project that it has.
+        charges: Beginnings of the other end in runs of the project that it has.
     """
 
     presence: Presence
     run: bytes
     shown: tuple[Header, ...]
     keys: "tuple[Word, ...]" = ()
-    charges: tuple[Presence, ...] = ()
+    charges: tuple[Beginning, ...] = ()
 
 
 class Presences(NamedTuple):
@@ -263,7 +289,7 @@ class At(NamedTuple):
 
 Frame: TypeAlias = (
     Greeting | Presences | RoundMessage | Receipt | Headers | Refusal
-    | Word | Enrolment | Opened | Void | Voided | Failed | At | Leave | Standing
+    | Word | Enrolment | Opened | Void | Voided | Failed | At | Leave | Standing | Beginning
 )  # fmt: skip
 FrameT = TypeVar("FrameT", bound=Frame)
 _KINDS: tuple[type, ...] = get_args(Frame)
@@ -400,6 +426,22 @@ def check_presence(presence: Presence, roster: Roster) -> None:
             agreed(key_pair().private, presence.exchange)
         except ValueError:
             raise Refused(f"{name} shows a key for links that is none, or of low order") from None
+
+
+def check_beginning(beginning: Beginning, roster: Roster) -> None:
+    """Refuse a beginning that its site did not sign.
+
+    Args:
+        beginning: Of anybody.
+        roster: Names and keys.
+
+    Raises:
+        Refused: For a false signature, and a name that is not on the roster.
+    """
+    name = beginning.name
+    signed = roster.verify(name, "beginning", beginning.content, beginning.signature)
+    if name not in roster or not signed:
+        raise Refused("a beginning is not signed by the site that it names")
 
 
 def run_of(presences: Mapping[str, Presence], digest: str) -> bytes:

@@ -17,7 +17,7 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -398,6 +398,8 @@ class Trial(Sites):
         self.forgotten: dict[str, set[int]] = defaultdict(set)
         self.signed: dict[tuple[str, int], set[str]] = defaultdict(set)
         self.begun: dict[str, set[str]] = defaultdict(set)
+        # Of runs whose beginning a site has signed.
+        self.signed_runs: dict[str, set[Place]] = defaultdict(set)
         self.out: dict[str, set[Place]] = defaultdict(set)
         self.vectors: dict[tuple[str, bytes, int], set[bytes]] = defaultdict(set)
         self.noise: dict[bytes, set[bytes]] = defaultdict(set)
@@ -429,7 +431,7 @@ class Trial(Sites):
         earlier = self.lives.get(life.home)
         if earlier is not None:
             self.kill(earlier)
-        life.initial = {*charges(self.folder / life.home)}
+        life.initial = charges(self.folder / life.home)
         self.lives[life.home] = life
         thread = threading.Thread(target=self._live, args=(life,), daemon=True)
         life.thread = thread
@@ -522,10 +524,9 @@ class Trial(Sites):
         if peer.is_hostile:
             return set(), ""
         places = set()
-        for presences in charges(self.folder / peer.home).values():
-            for entry in presences:
-                if entry.name == life.name:
-                    places.add((dict(entry.terms)["plan"], entry.nonce))
+        for entry in beginnings(self.folder / peer.home, "others"):
+            if entry.name == life.name:
+                places.add((entry.plan, entry.nonce))
         folder = start.phase_folder(Path("run"), life.plan.phase)
         enrolled = _read(self.folder / peer.home / folder / "enrolled")
         journal = (_read(self.folder / life.home / folder / "journal") or b"").decode()
@@ -618,6 +619,8 @@ class Trial(Sites):
             place = life.plan.digest, presences[life.name].nonce
             life.run = place, wire.run_of(presences, life.plan.digest)
         self.begun[life.plan.digest].add(life.name)
+        if isinstance(frame, wire.Beginning) and frame.name == life.name:
+            self.signed_runs[life.name].add((frame.plan, frame.nonce))
         place, run = life.run
         charged = charges(self.folder / life.home)
         if place not in charged:
@@ -629,14 +632,14 @@ class Trial(Sites):
                 has_left = life.name in {name for name, left in self.left if left == run}
                 if has_left and not self.restored[life.name] & {"whole", "run"}:
                     self.fault(life, "sends a vector in a run that it has left")
-                self._check_vector(life, {*charged}, frame.round, frame.payload)
+                self._check_vector(life, charged, frame.round, frame.payload)
         if isinstance(frame, wire.Opened):
             number = life.plan.names.index(life.name)
             turn = (frame.round + frame.attempt) % len(life.plan.names)
             # Who left hands on the sum that it opened before.
             if turn == number and number in frame.survivors and frame.round in life.drawn:
                 payload = f"own {frame.attempt}".encode()
-                self._check_vector(life, {*charged}, frame.round, payload)
+                self._check_vector(life, charged, frame.round, payload)
 
     def _check_vector(self, life: Life, charged: set[Place], round: int, payload: bytes) -> None:
         """A vector goes out once, with noise of its own, within the total."""
@@ -698,20 +701,26 @@ class Trial(Sites):
             if any(plan.phase - 1 not in self.forgotten[name] for name in shared):
                 self.faults.append(f"two plans after phase {plan.phase} have begun")
         for life in self.ended:
+            shown = beginnings(self.folder / life.home, "shown")
+            places = {(run.plan, run.nonce) for run in shown}
+            if not life.is_hostile and places - self.signed_runs[life.name]:
+                self.fault(life, "has charged a run that it has not begun")
             if life.end == "broken" or life.error and not REMEDIES.search(life.error):
                 self.fault(life, f"ends by {life.error}")
 
 
-def charges(home: Path) -> dict[Place, tuple[wire.Presence, ...]]:
-    """The runs of a site's ledger, as its file has them."""
-    runs = {}
-    for path in home.glob("*.ledger/charges"):
-        for line in (_read(path) or b"").split(b"\n")[:-1]:
-            with contextlib.suppress(ValueError):
-                frame = wire.decoded(base64.b64decode(json.loads(line)["presences"]))
-                mine = frame.presences[0]
-                runs[dict(mine.terms)["plan"], mine.nonce] = frame.presences
-    return runs
+def charges(home: Path) -> set[Place]:
+    """The runs of a site's ledger, as its files have them."""
+    return {(run.plan, run.nonce) for run in beginnings(home, "charges", "shown")}
+
+
+def beginnings(home: Path, *files: str) -> Iterator[wire.Beginning]:
+    """The lines of some of a ledger's files."""
+    for file in files:
+        for path in home.glob(f"*.ledger/{file}"):
+            for line in (_read(path) or b"").split(b"\n")[:-1]:
+                with contextlib.suppress(ValueError):
+                    yield wire.decoded(base64.b64decode(json.loads(line)["beginning"]))
 
 
 def _read(path: Path) -> bytes | None:

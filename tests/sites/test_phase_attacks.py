@@ -20,6 +20,7 @@ import pytest
 
 from dpjax import _files
 from dpjax.sites import start, wire
+from dpjax.sites.ledger import beginning_of
 from dpjax.sites.project import follow
 from tests.sites.phase_world import LIMIT, PLANS, Life, Stage, Trial
 from tests.sites.test_peer_attacks import mangled
@@ -43,6 +44,7 @@ FILES = (
     "records",
     "charges",
     "run",
+    "others",
     "audit",
     "journal",
     "enrolled",
@@ -75,11 +77,15 @@ def false_charges(trial: Trial, life: Life, peer: str, frame: wire.Frame) -> lis
     """Charges of others, of old runs, or none."""
     if not isinstance(frame, wire.Greeting):
         return [frame]
-    presences: list[wire.Presence] = []
+    charges: list[wire.Beginning] = []
     for earlier in trial.chance.sample(trial.heard, min(60, len(trial.heard))):
-        if isinstance(earlier, wire.Presences):
-            presences += earlier.presences
-    charges = trial.chance.sample(presences, min(len(presences), trial.chance.randrange(4)))
+        if isinstance(earlier, wire.Beginning):
+            charges.append(earlier)
+        elif isinstance(earlier, wire.Presences):
+            # Of a run that may never begin.
+            presences = {entry.name: entry for entry in earlier.presences}
+            charges += [beginning_of(presences, name) for name in presences]
+    charges = trial.chance.sample(charges, min(len(charges), trial.chance.randrange(4)))
     return [frame._replace(charges=tuple(charges))]
 
 

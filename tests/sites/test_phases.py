@@ -20,7 +20,7 @@ from dpjax.plans.protect import Budget
 from dpjax.sites import project, start, wire
 from dpjax.sites.compute import SumRounds
 from dpjax.sites.identity import Identity, Refused, Roster
-from dpjax.sites.ledger import Ledger
+from dpjax.sites.ledger import Ledger, beginning_of
 from dpjax.sites.noise import SiteNoise
 from dpjax.sites.project import Project, follow
 from dpjax.sites.site import SiteLoop
@@ -745,18 +745,92 @@ def test_a_plan_that_is_run_again_is_charged_again(sites: Sites) -> None:
 
 
 @pytest.mark.mutant
+def test_who_is_no_neighbour_shows_a_run_to_a_lost_ledger(sites: Sites) -> None:
+    """On a ring of four: what a site signs of its beginning is handed on, and kept."""
+    sites.write(4, GOSSIP | {"total": {"epsilon": 3.5}})
+    names = names_of(4)
+    sites.start(*names, rounds=2)
+    sites.finished(*names)
+    lost = sites.site(names[0], ledger=str(sites.folder / "lost"))
+    across = sites.site(names[2])
+    (beginning,) = wire.decoded(across._conversation.greeting(names[0])).charges
+    assert beginning.name == names[0] and beginning.run == across._conversation.run
+    assert lost._ledger is not None
+    lost._ledger.take(names[2], (beginning,))
+    assert len(lost._ledger.runs) == 1
+    lost.close()
+    across.close()
+
+
+@pytest.mark.mutant
+def test_a_plan_that_never_began_cannot_be_charged(sites: Sites) -> None:
+    """What a site signs before all are there costs it nothing, whoever has it."""
+    sites.write(3, SUMS | FEWER)
+    names = names_of(3)
+    site = sites.site(names[0])
+    meeting = site._conversation
+    (presence,) = meeting.presences.values()
+    with pytest.raises(Refused, match="bytes|charges|parts|list"):
+        wire.decoded(wire.encoded(wire.Greeting(presence, b"", (), (), (presence,))))  # type: ignore
+    assert site._ledger is not None and site._ledger.runs == []
+    made_up = beginning_of(meeting.presences, names[0])
+    with pytest.raises(Refused, match="is not signed"):
+        site._ledger.take(names[1], (made_up,))
+    assert site._ledger.runs == []
+    site.close()
+
+
+@pytest.mark.mutant
+def test_who_signs_no_beginning_is_not_heard(sites: Sites) -> None:
+    """Its ledger could be lost, and nobody would know that it has sent something."""
+    site = after_a_round(sites, 4, GOSSIP)
+    meeting = site._conversation
+    names = names_of(4)
+    peer = meeting.neighbours[names[1]]
+    receipt = wire.Receipt(0, bytes(32))
+    with pytest.raises(Refused, match="has not signed that the run has begun"):
+        meeting._take(peer, receipt)
+    signer = sites.identity(1)
+    mine = meeting._beginnings[site.name]
+    fields = (signer.name, mine.project, mine.plan, meeting.presences[signer.name].nonce)
+    bare = wire.Beginning(*fields, mine.run, b"")
+    for wrong in (
+        bare._replace(run=bytes(32)),
+        bare._replace(plan="other"),
+        bare._replace(nonce=mine.nonce),
+        bare._replace(name="site-09"),
+        bare._replace(project="other"),
+    ):
+        signed = wrong._replace(signature=signer.sign("beginning", wrong.content))
+        with pytest.raises(Refused, match="another run has begun"):
+            meeting._take(peer, signed)
+    with pytest.raises(Refused, match="is not signed"):
+        meeting._take(peer, bare)
+    assert meeting._beginnings.keys() == {site.name}
+    meeting._take(peer, bare._replace(signature=signer.sign("beginning", bare.content)))
+    with pytest.raises(Refused, match="a receipt of round 0"):
+        meeting._take(peer, receipt)
+    site.close()
+
+
+@pytest.mark.mutant
 def test_a_ledger_refuses_what_others_make_up(sites: Sites) -> None:
     agreed = sites.write(5, SUMS)
     path = sites.folder / "ledger"
     ledger = Ledger(path, agreed, "site-00")
-    terms = agreed.terms()
-    other = wire.signed_presence(sites.identity(1), bytes([1] * 32), terms)
-    mine = wire.signed_presence(sites.identity(0), bytes([2] * 32), terms | {"plan": "older"})
+
+    def signed(number: int, **changed: str) -> wire.Beginning:
+        identity = sites.identity(number)
+        presence = wire.signed_presence(identity, bytes([2] * 32), agreed.terms() | changed)
+        bare = beginning_of({identity.name: presence}, identity.name)
+        return bare._replace(signature=identity.sign("beginning", bare.content))
+
+    other = signed(1)
+    mine = signed(0, plan="older")
     with pytest.raises(Refused, match="shows a run of 'site-01'"):
         ledger.take("site-02", (other,))
-    foreign = wire.signed_presence(sites.identity(0), bytes([2] * 32), terms | {"project": "x"})
     with pytest.raises(Refused, match="of another project"):
-        ledger.take("site-02", (foreign,))
+        ledger.take("site-02", (signed(0, project="x"),))
     with pytest.raises(Refused, match="not signed"):
         ledger.take("site-02", (mine._replace(nonce=bytes([3] * 32)),))
     assert ledger.runs == []
@@ -767,6 +841,7 @@ def test_a_ledger_refuses_what_others_make_up(sites: Sites) -> None:
     # It lasts: the site does not start again as if nothing had been.
     again = Ledger(path, agreed, "site-00")
     assert again.runs == [("older", bytes([2] * 32))]
+    assert Ledger.read(path)[0] == again.runs
     with pytest.raises(ValueError, match="no phase before this one"):
         again.guarantee(bytes(32))
     again.close()
@@ -804,7 +879,7 @@ def test_records_keep_their_account(sites: Sites) -> None:
             identity = sites.identity(site)
             nonce = bytes([number] * 32)
             presences[identity.name] = wire.signed_presence(identity, nonce, agreed.terms())
-        ledger.charge(presences)
+        ledger.charge(beginning_of(presences, "site-00"))
 
     # Records that no run has read bind nobody.
     ledger.bind(bytes([2] * 32), ["training"])

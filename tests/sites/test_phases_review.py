@@ -13,7 +13,7 @@ import pytest
 from dpjax.secagg.primitives import derived
 from dpjax.sites import command, project, start, wire
 from dpjax.sites.identity import Roster
-from dpjax.sites.ledger import Ledger
+from dpjax.sites.ledger import Ledger, beginning_of
 from dpjax.sites.project import Project, follow
 from dpjax.sites.store import LEAVING, SUCCESSOR, Folder, MustLeave
 from tests.sites import sum_world
@@ -40,13 +40,16 @@ def sites(tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 THREE = SUMS | FEWER
 
 
-def presences(sites: Sites, plan: Project, *nonces: int) -> dict[str, wire.Presence]:
-    found = {}
+def beginning(sites: Sites, plan: Project, *nonces: int) -> wire.Beginning:
+    """What the first site signs of a run of some sites with such nonces."""
+    presences = {}
     for number, nonce in enumerate(nonces):
         identity = sites.identity(number)
-        terms = plan.terms()
-        found[identity.name] = wire.signed_presence(identity, bytes([nonce] * 32), terms)
-    return found
+        signed = wire.signed_presence(identity, bytes([nonce] * 32), plan.terms())
+        presences[identity.name] = signed
+    first = sites.identity(0)
+    bare = beginning_of(presences, first.name)
+    return bare._replace(signature=first.sign("beginning", bare.content))
 
 
 def signed_standings(sites: Sites, plan: Project) -> list[str]:
@@ -107,10 +110,10 @@ def test_a_nonce_begins_one_run(sites: Sites) -> None:
     """A folder of before the run, restored, meets others with new ones: another run."""
     plan = sites.write(3, THREE | {"total": {"epsilon": 9.0}})
     with contextlib.closing(Ledger(sites.folder / "ledger", plan, "site-00")) as ledger:
-        ledger.charge(presences(sites, plan, 1, 2, 3))
-        ledger.charge(presences(sites, plan, 1, 2, 3))
+        ledger.charge(beginning(sites, plan, 1, 2, 3))
+        ledger.charge(beginning(sites, plan, 1, 2, 3))
         with pytest.raises(MustLeave, match="began another run of site-00"):
-            ledger.charge(presences(sites, plan, 1, 4, 5))
+            ledger.charge(beginning(sites, plan, 1, 4, 5))
         assert len(ledger.runs) == 1
 
 
@@ -121,7 +124,7 @@ def test_another_folder_begins_no_other_ledger(sites: Sites) -> None:
     site = sites.site("site-00")
     ledger = site._ledger
     assert ledger is not None
-    ledger.charge(presences(sites, plan, 1, 2, 3))
+    ledger.charge(beginning(sites, plan, 1, 2, 3))
     site.close()
     with pytest.raises(ValueError, match="more than the total's"):
         sites.site("site-00", folder=str(sites.folder / "site-00/other"))
@@ -135,9 +138,9 @@ def test_a_ledger_has_no_more_runs_than_others_show(
     monkeypatch.setattr("dpjax.sites.ledger._MOST_SHOWN", 2)
     with contextlib.closing(Ledger(sites.folder / "ledger", plan, "site-00")) as ledger:
         for number in (1, 2):
-            ledger.charge(presences(sites, plan, number, 8, 9))
+            ledger.charge(beginning(sites, plan, number, 8, 9))
         with pytest.raises(ValueError, match="runs of site-00 are 3"):
-            ledger.charge(presences(sites, plan, 3, 8, 9))
+            ledger.charge(beginning(sites, plan, 3, 8, 9))
 
 
 @pytest.mark.mutant
@@ -145,7 +148,7 @@ def test_links_in_the_clear_stay_in_the_statement(sites: Sites) -> None:
     plan = sites.write(3, THREE | {"total": {"epsilon": 9.0}})
     for insecure, number in ((True, 1), (False, 2)):
         ledger = Ledger(sites.folder / "ledger", plan, "site-00", insecure)
-        ledger.charge(presences(sites, plan, number, 8, 9))
+        ledger.charge(beginning(sites, plan, number, 8, 9))
         assert ledger.guarantee(bytes([number] * 32)).insecure
         ledger.close()
 
@@ -171,7 +174,7 @@ def test_records_of_ones_own_problem_are_bound(
 
     site = own()
     assert site._ledger is not None
-    site._ledger.charge(presences(sites, plan, 1, 2, 3))
+    site._ledger.charge(beginning(sites, plan, 1, 2, 3))
     site.close()
     with pytest.raises(ValueError, match="held_out is another than in an earlier phase"):
         sites.site("site-00")
@@ -208,7 +211,7 @@ def test_a_phase_beyond_the_total_ends_none(sites: Sites) -> None:
     site = sites.site("site-00")
     assert site._ledger is not None
     for number in (1, 2):
-        site._ledger.charge(presences(sites, first, number, 8, 9))
+        site._ledger.charge(beginning(sites, first, number, 8, 9))
     site.close()
     folder = sites.folder / "site-00/run"
     with pytest.raises(ValueError, match="more than the total's"):
@@ -232,7 +235,7 @@ def test_a_lost_ledger_does_not_know_which_records_were_held_out(sites: Sites) -
     """What others show has charges, and no digest of the records that were trained on."""
     plan = sites.write(3, THREE | {"total": {"epsilon": 9.0}})
     accounts = ["held_out", "training"]
-    shown = [presences(sites, plan, 7, 8, 9)["site-00"]]
+    shown = [beginning(sites, plan, 7, 8, 9)]
     with contextlib.closing(Ledger(sites.folder / "lost", plan, "site-00")) as ledger:
         ledger.bind(b"of today", ["training"])
         ledger.take("site-01", shown)
@@ -254,7 +257,7 @@ def test_a_statement_has_what_others_showed_of_a_ledger(sites: Sites) -> None:
     site = sites.site("site-00")
     ledger = site._ledger
     assert ledger is not None and "by 2 phases" not in site.statement()
-    ledger.take("site-01", [presences(sites, plan, 4, 5, 6)["site-00"]])
+    ledger.take("site-01", [beginning(sites, plan, 4, 5, 6)])
     assert "by 2 phases" in site.statement()
     site.close()
 
@@ -262,14 +265,14 @@ def test_a_statement_has_what_others_showed_of_a_ledger(sites: Sites) -> None:
 def test_a_ledger_is_printed_while_a_site_uses_it(sites: Sites) -> None:
     plan = sites.write(3, THREE | {"total": {"epsilon": 2.5}})
     ledger = Ledger(sites.folder / "spent", plan, "site-00")
-    ledger.charge(presences(sites, plan, 1, 2, 3))
+    ledger.charge(beginning(sites, plan, 1, 2, 3))
     path = sites.folder / "site.toml"
     path.write_text('name = "site-00"\nplan = "plan.json"\nfolder = "run"\nledger = "spent"\n')
     charged = [line for line in start.ledger_lines(path) if line.startswith("charged: ")]
     assert charged == [f"charged: plan {plan.digest}, nonce {bytes([1] * 8).hex()}"]
     # Another run, which others have shown, passes the total: it is printed all the same.
     with pytest.raises(MustLeave):
-        ledger.take("site-01", [presences(sites, plan, 4, 5, 6)["site-00"]])
+        ledger.take("site-01", [beginning(sites, plan, 4, 5, 6)])
     printed = start.ledger_lines(path)
     assert len([line for line in printed if line.startswith("charged: ")]) == 2
     assert printed[-1].startswith("nothing more may be sent: ") and "total" in printed[-1]

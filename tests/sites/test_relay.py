@@ -330,6 +330,16 @@ def test_who_may_not_be_joined_is_named_at_both_ends(
     until(lambda: f"at 127.0.0.1: refused: {words}" in caplog.text)
 
 
+def test_who_is_reset_hears_what_it_may_mean() -> None:
+    async def line() -> str:
+        reader = asyncio.StreamReader()
+        reader.set_exception(ConnectionResetError(104, "Connection reset by peer"))
+        return await relay_._Stream(reader, None).line()  # type: ignore[arg-type]
+
+    with pytest.raises(ConnectionResetError, match="refuses this site's certificate"):
+        asyncio.run(line())
+
+
 def test_foreign_authority_is_refused_at_both_ends(
     project: Project,
     relays: Callable[..., Running],

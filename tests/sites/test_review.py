@@ -33,6 +33,7 @@ from tests.sites.test_site import (
     Agreed,
     Killed,
     Runner,
+    began,
     begun,
     equal_models,
     hear,
@@ -52,6 +53,7 @@ PEERS = ("lyon", "turin")
 def stepped(site: Site, runner: Runner, rounds: int) -> None:
     """Let a site absorb some rounds, of neighbours that always answer."""
     site._state = site._state or site.compute.init()
+    began(site, runner)
     for round in range(site.round, site.round + rounds):
         for peer in PEERS:
             site._conversation.neighbours[peer].acknowledged = round
@@ -576,6 +578,7 @@ def test_evidence_of_the_last_round_takes_no_model_away(runner: Runner) -> None:
         runner.start(name)
     models = runner.finished()
     site = runner.site("geneva", waits=Waits(late=5.0, linger=0.2))
+    began(site, runner)
     last = ROUNDS - 1
     for value in (0.25, 0.5):
         payload = payload_of(site, value)
@@ -713,7 +716,8 @@ def test_a_refusal_holds_no_numbers_of_records(runner: Runner) -> None:
         runner.start(name)
     runner.finished()
     kinds = {type(wire.decoded(data)) for _, _, data in runner.network.frames}
-    assert kinds <= {wire.Presences, wire.Headers, wire.RoundMessage, wire.Receipt}
+    greetings = {wire.Presences, wire.Beginning}
+    assert kinds <= greetings | {wire.Headers, wire.RoundMessage, wire.Receipt}
     assert all(len(variants) == 1 for variants in sent_by(runner.network).values())
     for path in (runner.folder / "geneva").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path

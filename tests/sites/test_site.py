@@ -18,6 +18,7 @@ from benchmarks._local_sites import NAMES, Agreed, LocalChannel, Network
 from dpjax.sites import wire
 from dpjax.sites.channel import Event, Traffic
 from dpjax.sites.identity import Identity
+from dpjax.sites.ledger import beginning_of
 from dpjax.sites.site import MustLeave, Site, Waits
 from dpjax.sites.store import Audit
 from tests.sites.test_compute import DESIGNS, SITES, plan_of, problem_of
@@ -244,8 +245,18 @@ def begun(runner: Runner, name: str = NAMES[0]) -> Site:
             )
             hear(site, NAMES[1], wire.Presences((presence,)))
     assert len(site._conversation.run) == 32
+    began(site, runner)
     site._draw()
     return site
+
+
+def began(site: Site, runner: Runner) -> None:
+    """Let a site hear that the run has begun at all others."""
+    for name in NAMES:
+        if name != site.name:
+            bare = beginning_of(site._conversation.presences, name)
+            signature = runner.identities[name].sign("beginning", bare.content)
+            hear(site, NAMES[1], bare._replace(signature=signature))
 
 
 def hear(site: Site, peer: str, frame: wire.Frame | bytes) -> list[wire.Frame]:
