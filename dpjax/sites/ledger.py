@@ -69,9 +69,9 @@ class Ledger:
     Guarantee: a run of a site is charged before its first message, once, and whole; and what all
     charged runs spend together is within the site's total, or nothing is sent. A site that lost
     the ledger learns of a run from any site that took anything of it in that run, and from all to
-    whom that one hands on what it signed. Nobody can charge a run that the site did not begin. The
-    ledger is of one project: runs of other projects on the same records add up to it, and so do
-    those of several sites that have records of one person.
+    whom that one handed on what it signed, if they kept their ledgers. Nobody can charge a run that
+    the site did not begin. The ledger is of one project: runs of other projects on the same records
+    add up to it, and so do those of several sites that have records of one person.
 
     Args:
         path: A folder of the ledger alone; made where there is none.
@@ -103,7 +103,8 @@ class Ledger:
         self._all_records = set(self._folder.lines(_RECORDS))
         self._runs: dict[_Place, bytes] = {}
         self._was_shown = False
-        self._others: dict[str, dict[_Place, wire.Beginning]] = {}
+        # Of other sites, by name and run.
+        self._others: dict[str, dict[bytes, wire.Beginning]] = {}
         for file in (_CHARGES, _SHOWN, _OTHERS):
             self._folder.lines(file)  # A line that a kill cut off is taken out.
             for beginning in _lines_of(self._folder.path / file):
@@ -189,22 +190,24 @@ class Ledger:
             self._all_records.add(self._records)
         if self.insecure and self._folder.read(_INSECURE) is None:
             self._folder.create(_INSECURE, b"")
-        charged = self._runs.get(_place_of(beginning))
-        if charged is None:
+        if not self._has(beginning):
             self._add(_CHARGES, beginning)
-        elif charged != beginning.run:
-            raise MustLeave(
-                f"the nonce of this folder began another run of {self.name}: it was restored from "
-                "a backup, or is a copy; name another folder, whose run is charged, too"
-            )
 
     def recall(self, beginning: wire.Beginning) -> None:
         """Charge an earlier run of this project whose folder has it, where this ledger lacks it.
 
         Args:
             beginning: This site's.
+
+        Raises:
+            ValueError: For a run of another project.
+            MustLeave: Where this site's nonce has served in a run with others.
         """
-        if _place_of(beginning) not in self._runs:
+        if beginning.project != self._costs.root:
+            raise ValueError(
+                "folder has a run of another project; name another one under folder, in site.toml"
+            )
+        if not self._has(beginning):
             self._add(_CHARGES, beginning)
             _log.warning("the ledger lacked a run that a folder of %s has: charged", self.name)
 
@@ -214,8 +217,16 @@ class Ledger:
         Args:
             beginning: Of another site, checked.
         """
-        if _place_of(beginning) not in self._others.get(beginning.name, {}):
+        if beginning.run not in self._others.get(beginning.name, {}):
             self._add(_OTHERS, beginning)
+
+    def kept(self, run: bytes) -> list[wire.Beginning]:
+        """What other sites signed of a run.
+
+        Args:
+            run: Its name.
+        """
+        return [signed[run] for signed in self._others.values() if run in signed]
 
     def shown(self, peer: str) -> tuple[wire.Beginning, ...]:
         """What another site signed of runs that it has begun, for the hello.
@@ -234,15 +245,14 @@ class Ledger:
 
         Raises:
             Refused: For what this site did not sign in this project.
-            MustLeave: Where the total does not hold it, or its cost is not known.
+            MustLeave: Where the total does not hold it, its cost is not known, or this site's nonce
+                has served in two runs.
         """
         for beginning in beginnings[-_MOST_SHOWN:]:
             if beginning.name != self.name or beginning.project != self._costs.root:
                 raise Refused(f"{peer} shows a run of {beginning.name!r}, or of another project")
             wire.check_beginning(beginning, self._costs.roster)
-            place = _place_of(beginning)
-            # The run of this phase is charged when it begins here.
-            if place in self._runs or place == (self._costs.digest, self._nonce):
+            if self._has(beginning):
                 continue
             self._add(_SHOWN, beginning)
             _log.warning("%s shows a run of %s that its ledger lacked: charged", peer, self.name)
@@ -253,6 +263,16 @@ class Ledger:
                 raise MustLeave(
                     f"{peer} shows a run of {self.name} that its ledger lacked: {error}"
                 ) from None
+
+    def _has(self, beginning: wire.Beginning) -> bool:
+        """Whether a run of this site is charged; its nonce may have served in no other."""
+        run = self._runs.get(_place_of(beginning))
+        if run not in (None, beginning.run):
+            raise MustLeave(
+                f"the nonce of a folder of {self.name} began two runs: it was restored from a "
+                "backup, or is a copy; name another folder, whose run is charged, too"
+            )
+        return run is not None
 
     def _check_known(self) -> None:
         """Refuse held-out records where the ledger was lost: what was trained on is not known."""
@@ -274,12 +294,11 @@ class Ledger:
                 f"ledger is {str(self._folder.path)!r}, of {beginning.name} in another project; "
                 "name another: ledger = FOLDER in site.toml"
             )
-        place = _place_of(beginning)
         if is_own:
-            self._runs[place] = beginning.run
+            self._runs[_place_of(beginning)] = beginning.run
             self._was_shown |= file == _SHOWN
         else:
-            self._others.setdefault(beginning.name, {})[place] = beginning
+            self._others.setdefault(beginning.name, {})[beginning.run] = beginning
 
     def _add(self, file: str, beginning: wire.Beginning) -> None:
         self._folder.append(file, _line_of(beginning))
@@ -311,16 +330,16 @@ def _lines_of(file: Path) -> Iterator[wire.Beginning]:
     for line in content.split(b"\n")[:-1]:
         beginning = _beginning_of(line)
         if beginning is None:
-            raise MustLeave(
-                f"{file} is damaged; restore it from a backup, or delete it: folders of its runs, "
-                "and other sites, show what it had"
-            )
+            loss = "folders of its runs, and other sites, show what it had"
+            if file.name == _OTHERS:
+                loss = "others that lose their ledgers miss what it would show them"
+            raise MustLeave(f"{file} is damaged; restore it from a backup, or delete it: {loss}")
         yield beginning
 
 
 def _line_of(beginning: wire.Beginning) -> bytes:
     """A line of the ledger, with its digest: it is whole, or refused."""
-    encoded = wire.encoded(beginning)
+    encoded = wire.encoded(wire.Beginnings((beginning,)))
     content = {"digest": hashlib.sha256(encoded).hexdigest()}
     return json.dumps({**content, "beginning": base64.b64encode(encoded).decode()}).encode()
 
@@ -334,4 +353,6 @@ def _beginning_of(line: bytes) -> wire.Beginning | None:
         frame = wire.decoded(encoded)
     except (ValueError, KeyError, TypeError, Refused):
         return None
-    return frame if isinstance(frame, wire.Beginning) else None
+    if not isinstance(frame, wire.Beginnings) or len(frame.beginnings) != 1:
+        return None
+    return frame.beginnings[0]

@@ -314,6 +314,8 @@ class Meeting:
         self.presences = presences
         self.run = wire.run_of(presences, self._agreement.digest)
         self._begin()
+        if self.ledger is not None:
+            self._beginnings |= {kept.name: kept for kept in self.ledger.kept(self.run)}
         for name in self._folder.names("."):
             if name.startswith(LEFT):
                 leave = whole(self._folder.read(name), wire.Leave, name)
@@ -486,7 +488,7 @@ class Meeting:
         """Say to a new session what the last one may have lost."""
         peer.backlog.clear()
         peer.backlog.extend(pieces(wire.Presences, self.presences.values()))
-        peer.backlog.extend(wire.encoded(beginning) for beginning in self._beginnings.values())
+        peer.backlog.extend(pieces(wire.Beginnings, self._beginnings.values()))
         peer.backlog.extend(wire.encoded(leave) for leave in self.departed.values())
         if self.run:
             self.welcome(peer)
@@ -501,8 +503,8 @@ class Meeting:
                 _log.warning("%s: %s", peer.name, Refused(frame.reason))
         elif not self.run:
             raise Refused("the run has not begun here")
-        elif isinstance(frame, wire.Beginning):
-            self._take_beginning(peer, frame)
+        elif isinstance(frame, wire.Beginnings):
+            self._take_beginnings(peer, frame)
         elif isinstance(frame, wire.Leave):
             self._take_leave(peer, frame)
         elif peer.name not in self._beginnings:
@@ -533,9 +535,7 @@ class Meeting:
             self._folder.create("run", wire.encoded(wire.Presences(presences)))
             self.run = wire.run_of(self.presences, self._agreement.digest)
             self.audit.note("begun", run=self.run.hex(), plan=self._agreement.digest)
-            for other in self.neighbours.values():
-                if other.live:
-                    other.backlog.append(wire.encoded(self._beginnings[self.name]))
+            self._hand_on([self._beginnings[self.name]])
             self.begun()
 
     def _begin(self) -> None:
@@ -546,22 +546,26 @@ class Meeting:
         signature = self._identity.sign("beginning", bare.content)
         self._beginnings[self.name] = bare._replace(signature=signature)
 
-    def _take_beginning(self, peer: Neighbour, beginning: wire.Beginning) -> None:
-        """Learn that the run has begun at a site, and keep its word for it."""
-        name = beginning.name
-        if name in self._beginnings:
-            return
-        if name not in self.presences or beginning._replace(signature=b"") != beginning_of(
-            self.presences, name
-        ):
-            raise Refused(f"word that another run has begun at {name!r}")
-        wire.check_beginning(beginning, self._agreement.roster)
-        if self.ledger is not None:
-            self.ledger.keep(beginning)
-        self._beginnings[name] = beginning
-        for other in self.neighbours.values():
-            if other is not peer and other.live:
-                other.backlog.append(wire.encoded(beginning))
+    def _take_beginnings(self, peer: Neighbour, frame: wire.Beginnings) -> None:
+        """Learn that the run has begun at some sites, and keep their word for it."""
+        new = [entry for entry in frame.beginnings if entry.name not in self._beginnings]
+        for beginning in new:
+            name = beginning.name
+            bare = beginning._replace(signature=b"")
+            if name not in self.presences or bare != beginning_of(self.presences, name):
+                raise Refused(f"word that another run has begun at {name!r}")
+            wire.check_beginning(beginning, self._agreement.roster)
+        for beginning in new:
+            if self.ledger is not None:
+                self.ledger.keep(beginning)
+            self._beginnings[beginning.name] = beginning
+        self._hand_on(new, peer)
+
+    def _hand_on(self, beginnings: list[wire.Beginning], source: Neighbour | None = None) -> None:
+        """Say to all who are here what some sites signed, but to whom it came from."""
+        for peer in self.neighbours.values():
+            if peer is not source and peer.live:
+                peer.backlog.extend(pieces(wire.Beginnings, beginnings))
 
     def _compare(self, presence: wire.Presence) -> None:
         """Refuse a site that takes part in something else."""
@@ -612,7 +616,12 @@ class Meeting:
                 raise Refused("the hello has no greeting")
             wire.check_presence(frame.presence, self._agreement.roster)
             with self._guard:
-                self._compare(frame.presence)
+                try:
+                    # It counts also where the hello is refused.
+                    self._take_charges(peer, frame)
+                finally:
+                    # That two plans differ says more than what it showed of another one.
+                    self._compare(frame.presence)
                 self._check_greeting(peer, frame)
         except Refused as refusal:
             return str(refusal)
@@ -628,13 +637,16 @@ class Meeting:
             )
         if self.run and greeting.run and greeting.run != self.run:
             raise Refused(f"{peer} is in another run. {_ANEW}")
+        self.check_shown(peer, greeting)
+
+    def _take_charges(self, peer: str, greeting: wire.Greeting) -> None:
+        """Charge what a neighbour shows, and stop where that cannot be."""
         if self.ledger is not None:
             try:
                 self.ledger.take(peer, greeting.charges)
             except MustLeave as error:
                 self.doubt = str(error)
                 raise Refused(self.doubt) from None
-        self.check_shown(peer, greeting)
 
 
 def neighbours_of(agreement: Agreement, site: int) -> dict[str, Neighbour]:

@@ -18,7 +18,7 @@ from dpjax.secagg.terms import Limits
 from dpjax.sites import wire
 from dpjax.sites.channel import Channel
 from dpjax.sites.compute import SumRounds
-from dpjax.sites.identity import Identity
+from dpjax.sites.identity import Identity, Refused
 from dpjax.sites.meeting import Agreement, Meeting, Neighbour, neighbours_of
 from dpjax.sites.peers import PeerSums, PeerTerms
 from dpjax.sites.site import SiteLoop
@@ -141,6 +141,11 @@ class SumMeeting(Meeting):
 
     def take(self, peer: Neighbour, frame: wire.Frame) -> None:
         """Take what a site says of sums."""
+        if isinstance(frame, wire.Enrolment):
+            # What is shared with a site opens its vector, so that its beginning must be here.
+            for word in frame.words:
+                if word.sender not in self._beginnings:
+                    raise Refused(f"keys of {word.sender!r}, which has not signed that it began")
         with self._noting_doubt():
             self.sums.hear(peer.name, frame)
             peer.acknowledged = self.sums.places.get(peer.name, 0) - 1

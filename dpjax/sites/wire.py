@@ -6,7 +6,7 @@ RoundMessage  the one message of a round, signed
 Receipt       that a message is absorbed: what came of it is on the receiver's disk
 Headers       who sent which digest in which round, signed by the senders; handed on
 Refusal       why something was refused
-Beginning     that a run has begun at a site, and is charged there; signed, handed on
+Beginnings    that a run has begun at some sites, and is charged there; signed, handed on
 Leave         that a site takes part no more, signed; handed on
 
 Of sums among peers (`dpjax.sites.peers`):
@@ -59,7 +59,7 @@ class Presence(NamedTuple):
 
 
 class Beginning(NamedTuple):
-    """That a run has begun at a site, which has charged it.
+    """That a run has begun at a site; it is charged before, where the site has a ledger.
 
     Attributes:
         name: The site.
@@ -121,6 +121,12 @@ class Presences(NamedTuple):
     """Presences of some sites."""
 
     presences: tuple[Presence, ...]
+
+
+class Beginnings(NamedTuple):
+    """Beginnings of one run at some sites."""
+
+    beginnings: tuple[Beginning, ...]
 
 
 class RoundMessage(NamedTuple):
@@ -289,7 +295,7 @@ class At(NamedTuple):
 
 Frame: TypeAlias = (
     Greeting | Presences | RoundMessage | Receipt | Headers | Refusal
-    | Word | Enrolment | Opened | Void | Voided | Failed | At | Leave | Standing | Beginning
+    | Word | Enrolment | Opened | Void | Voided | Failed | At | Leave | Standing | Beginnings
 )  # fmt: skip
 FrameT = TypeVar("FrameT", bound=Frame)
 _KINDS: tuple[type, ...] = get_args(Frame)

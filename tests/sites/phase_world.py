@@ -43,7 +43,7 @@ from dpjax.sites.sum_site import SumSite
 from tests.sites import sum_world
 from tests.sites.test_phases import FEWER, SUMS, Sites, names_of, problem_of
 
-Place: TypeAlias = tuple[str, bytes]
+Place: TypeAlias = tuple[str, bytes, bytes]
 """A run of a site: the digest of its plan, and the site's nonce."""
 ALL = (0, 1, 2, 3, 4)
 # Who goes on, who joins, and what changes, by the file of the plan; and the phase before it.
@@ -526,7 +526,7 @@ class Trial(Sites):
         places = set()
         for entry in beginnings(self.folder / peer.home, "others"):
             if entry.name == life.name:
-                places.add((entry.plan, entry.nonce))
+                places.add((entry.plan, entry.nonce, entry.run))
         folder = start.phase_folder(Path("run"), life.plan.phase)
         enrolled = _read(self.folder / peer.home / folder / "enrolled")
         journal = (_read(self.folder / life.home / folder / "journal") or b"").decode()
@@ -616,11 +616,15 @@ class Trial(Sites):
                 if not is_signed or dict(entry.terms)["plan"] != life.plan.digest:
                     self.fault(life, f"has begun a run without {name}")
                     return
-            place = life.plan.digest, presences[life.name].nonce
-            life.run = place, wire.run_of(presences, life.plan.digest)
+            run = wire.run_of(presences, life.plan.digest)
+            life.run = (life.plan.digest, presences[life.name].nonce, run), run
         self.begun[life.plan.digest].add(life.name)
-        if isinstance(frame, wire.Beginning) and frame.name == life.name:
-            self.signed_runs[life.name].add((frame.plan, frame.nonce))
+        if isinstance(frame, wire.Beginnings):
+            self.signed_runs[life.name] |= {
+                (entry.plan, entry.nonce, entry.run)
+                for entry in frame.beginnings
+                if entry.name == life.name
+            }
         place, run = life.run
         charged = charges(self.folder / life.home)
         if place not in charged:
@@ -650,10 +654,10 @@ class Trial(Sites):
         has_ledger = not self.restored[name] & {"whole", "ledger", "empty"}
         heeded = life.initial | life.runs_shown[2] | {place}
         costs = {plan.digest: plan.guarantee.loss.rho for plan in life.plan.phases}
-        foreign = [digest for digest, _ in heeded if digest not in costs]
+        foreign = [digest for digest, *_ in heeded if digest not in costs]
         if foreign:
             self.fault(life, "sends a vector with a charged run of unknown cost")
-        elif sum(costs[digest] for digest, _ in heeded) > SPENT:
+        elif sum(costs[digest] for digest, *_ in heeded) > SPENT:
             self.fault(life, "sends a vector beyond its total")
         if life.runs_shown[2] - charged:
             self.fault(life, "sends a vector, and its ledger lacks a run that a neighbour has")
@@ -702,7 +706,7 @@ class Trial(Sites):
                 self.faults.append(f"two plans after phase {plan.phase} have begun")
         for life in self.ended:
             shown = beginnings(self.folder / life.home, "shown")
-            places = {(run.plan, run.nonce) for run in shown}
+            places = {(run.plan, run.nonce, run.run) for run in shown}
             if not life.is_hostile and places - self.signed_runs[life.name]:
                 self.fault(life, "has charged a run that it has not begun")
             if life.end == "broken" or life.error and not REMEDIES.search(life.error):
@@ -711,7 +715,7 @@ class Trial(Sites):
 
 def charges(home: Path) -> set[Place]:
     """The runs of a site's ledger, as its files have them."""
-    return {(run.plan, run.nonce) for run in beginnings(home, "charges", "shown")}
+    return {(run.plan, run.nonce, run.run) for run in beginnings(home, "charges", "shown")}
 
 
 def beginnings(home: Path, *files: str) -> Iterator[wire.Beginning]:
@@ -720,7 +724,8 @@ def beginnings(home: Path, *files: str) -> Iterator[wire.Beginning]:
         for path in home.glob(f"*.ledger/{file}"):
             for line in (_read(path) or b"").split(b"\n")[:-1]:
                 with contextlib.suppress(ValueError):
-                    yield wire.decoded(base64.b64decode(json.loads(line)["beginning"]))
+                    frame = wire.decoded(base64.b64decode(json.loads(line)["beginning"]))
+                    yield from frame.beginnings
 
 
 def _read(path: Path) -> bytes | None:

@@ -79,8 +79,8 @@ def false_charges(trial: Trial, life: Life, peer: str, frame: wire.Frame) -> lis
         return [frame]
     charges: list[wire.Beginning] = []
     for earlier in trial.chance.sample(trial.heard, min(60, len(trial.heard))):
-        if isinstance(earlier, wire.Beginning):
-            charges.append(earlier)
+        if isinstance(earlier, wire.Beginnings):
+            charges += earlier.beginnings
         elif isinstance(earlier, wire.Presences):
             # Of a run that may never begin.
             presences = {entry.name: entry for entry in earlier.presences}

@@ -787,6 +787,9 @@ def test_who_signs_no_beginning_is_not_heard(sites: Sites) -> None:
     meeting = site._conversation
     names = names_of(4)
     peer = meeting.neighbours[names[1]]
+    # What it was before, its ledger has kept.
+    assert meeting._beginnings.keys() >= {site.name, names[1], names[3]}
+    meeting._beginnings = {site.name: meeting._beginnings[site.name]}
     receipt = wire.Receipt(0, bytes(32))
     with pytest.raises(Refused, match="has not signed that the run has begun"):
         meeting._take(peer, receipt)
@@ -803,13 +806,29 @@ def test_who_signs_no_beginning_is_not_heard(sites: Sites) -> None:
     ):
         signed = wrong._replace(signature=signer.sign("beginning", wrong.content))
         with pytest.raises(Refused, match="another run has begun"):
-            meeting._take(peer, signed)
+            meeting._take(peer, wire.Beginnings((signed,)))
     with pytest.raises(Refused, match="is not signed"):
-        meeting._take(peer, bare)
+        meeting._take(peer, wire.Beginnings((bare,)))
     assert meeting._beginnings.keys() == {site.name}
-    meeting._take(peer, bare._replace(signature=signer.sign("beginning", bare.content)))
+    signed = bare._replace(signature=signer.sign("beginning", bare.content))
+    meeting._take(peer, wire.Beginnings((signed,)))
     with pytest.raises(Refused, match="a receipt of round 0"):
         meeting._take(peer, receipt)
+    site.close()
+
+
+@pytest.mark.mutant
+def test_no_keys_are_taken_of_who_signs_no_beginning(sites: Sites) -> None:
+    """A hostile aggregator could hide it from all, and shares with it open its vector."""
+    site = after_a_round(sites, 5, SUMS)
+    meeting = site._conversation
+    peer = meeting.neighbours["site-01"]
+    words = [wire.Word(name, 1, 0, b"", b"", b"", b"") for name in meeting.presences]
+    del meeting._beginnings["site-03"]
+    with pytest.raises(Refused, match="keys of 'site-03', which has not signed"):
+        meeting._take(peer, wire.Enrolment(tuple(words)))
+    with pytest.raises(Refused, match="takes part in no such aggregation"):
+        meeting._take(peer, wire.Enrolment(tuple(words[:3])))
     site.close()
 
 

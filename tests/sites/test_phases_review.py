@@ -112,8 +112,30 @@ def test_a_nonce_begins_one_run(sites: Sites) -> None:
     with contextlib.closing(Ledger(sites.folder / "ledger", plan, "site-00")) as ledger:
         ledger.charge(beginning(sites, plan, 1, 2, 3))
         ledger.charge(beginning(sites, plan, 1, 2, 3))
-        with pytest.raises(MustLeave, match="began another run of site-00"):
+        with pytest.raises(MustLeave, match="of site-00 began two runs"):
             ledger.charge(beginning(sites, plan, 1, 4, 5))
+        assert len(ledger.runs) == 1
+    # Both were restored, and a neighbour shows the first run.
+    with contextlib.closing(Ledger(sites.folder / "restored", plan, "site-00")) as ledger:
+        ledger.guarantee(bytes([1] * 32))
+        ledger.take("site-01", [beginning(sites, plan, 1, 2, 3)])
+        assert len(ledger.runs) == 1
+        with pytest.raises(MustLeave, match="of site-00 began two runs"):
+            ledger.charge(beginning(sites, plan, 1, 4, 5))
+        with pytest.raises(MustLeave, match="of site-00 began two runs"):
+            ledger.take("site-02", [beginning(sites, plan, 1, 4, 5)])
+        ledger.charge(beginning(sites, plan, 1, 2, 3))
+
+
+def test_a_folder_of_another_project_spoils_no_ledger(sites: Sites) -> None:
+    plan = sites.write(3, THREE)
+    foreign = beginning(sites, plan, 1, 2, 3)._replace(project="other")
+    with contextlib.closing(Ledger(sites.folder / "ledger", plan, "site-00")) as ledger:
+        with pytest.raises(ValueError, match="folder has a run of another project"):
+            ledger.recall(foreign)
+        assert ledger.runs == []
+    with contextlib.closing(Ledger(sites.folder / "ledger", plan, "site-00")) as ledger:
+        ledger.recall(beginning(sites, plan, 1, 2, 3))
         assert len(ledger.runs) == 1
 
 

@@ -716,7 +716,7 @@ def test_a_refusal_holds_no_numbers_of_records(runner: Runner) -> None:
         runner.start(name)
     runner.finished()
     kinds = {type(wire.decoded(data)) for _, _, data in runner.network.frames}
-    greetings = {wire.Presences, wire.Beginning}
+    greetings = {wire.Presences, wire.Beginnings}
     assert kinds <= greetings | {wire.Headers, wire.RoundMessage, wire.Receipt}
     assert all(len(variants) == 1 for variants in sent_by(runner.network).values())
     for path in (runner.folder / "geneva").rglob("*"):

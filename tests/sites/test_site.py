@@ -256,7 +256,7 @@ def began(site: Site, runner: Runner) -> None:
         if name != site.name:
             bare = beginning_of(site._conversation.presences, name)
             signature = runner.identities[name].sign("beginning", bare.content)
-            hear(site, NAMES[1], bare._replace(signature=signature))
+            hear(site, NAMES[1], wire.Beginnings((bare._replace(signature=signature),)))
 
 
 def hear(site: Site, peer: str, frame: wire.Frame | bytes) -> list[wire.Frame]:
