@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -106,8 +106,7 @@ class Ledger:
         # Of other sites, by name and run.
         self._others: dict[str, dict[bytes, wire.Beginning]] = {}
         for file in (_CHARGES, _SHOWN, _OTHERS):
-            self._folder.lines(file)  # A line that a kill cut off is taken out.
-            for beginning in _lines_of(self._folder.path / file):
+            for beginning in _parsed(self._folder.path / file, self._folder.lines(file)):
                 self._note(file, beginning)
 
     @classmethod
@@ -120,9 +119,13 @@ class Ledger:
         Raises:
             MustLeave: For a ledger that is damaged.
         """
-        folder = Path(path)
-        runs = [_place_of(run) for file in (_CHARGES, _SHOWN) for run in _lines_of(folder / file)]
-        return runs, (folder / _INSECURE).exists()
+        runs: list[_Place] = []
+        for name in (_CHARGES, _SHOWN):
+            file = Path(path, name)
+            content = file.read_bytes() if file.exists() else b""
+            # The last line may be half written.
+            runs += map(_place_of, _parsed(file, content.split(b"\n")[:-1]))
+        return runs, Path(path, _INSECURE).exists()
 
     @property
     def runs(self) -> list[tuple[str, bytes]]:
@@ -324,10 +327,9 @@ def _place_of(beginning: wire.Beginning) -> _Place:
     return beginning.plan, beginning.nonce
 
 
-def _lines_of(file: Path) -> Iterator[wire.Beginning]:
-    """The lines of a ledger's file, without one that a kill cut off."""
-    content = file.read_bytes() if file.exists() else b""
-    for line in content.split(b"\n")[:-1]:
+def _parsed(file: Path, lines: Iterable[bytes]) -> Iterator[wire.Beginning]:
+    """What the lines of a ledger's file say."""
+    for line in lines:
         beginning = _beginning_of(line)
         if beginning is None:
             loss = "folders of its runs, and other sites, show what it had"

@@ -312,8 +312,8 @@ class Meeting:
         if stored.nonce != current.nonce or set(presences) != set(self._agreement.names):
             raise MustLeave(f"{self._folder.path} is not of one run; this site must leave")
         self.presences = presences
-        self.run = wire.run_of(presences, self._agreement.digest)
         self._begin()
+        self.run = self._beginnings[self.name].run
         if self.ledger is not None:
             self._beginnings |= {kept.name: kept for kept in self.ledger.kept(self.run)}
         for name in self._folder.names("."):
@@ -387,9 +387,7 @@ class Meeting:
         if leave.name != self.name:
             how = "has left in order" if leave.signature else "is gone"
             _log.warning("%s %s, after %d rounds", leave.name, how, leave.round)
-        for peer in self.neighbours.values():
-            if peer.live:
-                peer.backlog.append(wire.encoded(leave))
+        self._hand_on([wire.encoded(leave)])
 
     def _take_leave(self, peer: Neighbour, leave: wire.Leave) -> None:
         """Learn that a site takes part no more: by its word, or since others do not reach it."""
@@ -526,16 +524,14 @@ class Meeting:
                 raise Refused(f"{presence.name} has begun twice, with two folders. {_ANEW}")
         # All of a frame or nothing: what is taken is handed on.
         self.presences |= new
-        for other in self.neighbours.values():
-            if other is not peer and other.live:
-                other.backlog.extend(pieces(wire.Presences, new.values()))
+        self._hand_on(pieces(wire.Presences, new.values()), peer)
         if not self.run and not self.absent():
             presences = tuple(self.presences[name] for name in self._agreement.names)
             self._begin()
             self._folder.create("run", wire.encoded(wire.Presences(presences)))
-            self.run = wire.run_of(self.presences, self._agreement.digest)
+            self.run = self._beginnings[self.name].run
             self.audit.note("begun", run=self.run.hex(), plan=self._agreement.digest)
-            self._hand_on([self._beginnings[self.name]])
+            self._hand_on(pieces(wire.Beginnings, [self._beginnings[self.name]]))
             self.begun()
 
     def _begin(self) -> None:
@@ -543,29 +539,30 @@ class Meeting:
         bare = beginning_of(self.presences, self.name)
         if self.ledger is not None:
             self.ledger.charge(bare)
-        signature = self._identity.sign("beginning", bare.content)
-        self._beginnings[self.name] = bare._replace(signature=signature)
+        self._beginnings[self.name] = wire.signed_beginning(self._identity, bare)
 
     def _take_beginnings(self, peer: Neighbour, frame: wire.Beginnings) -> None:
         """Learn that the run has begun at some sites, and keep their word for it."""
         new = [entry for entry in frame.beginnings if entry.name not in self._beginnings]
+        own = self._beginnings[self.name]
         for beginning in new:
-            name = beginning.name
-            bare = beginning._replace(signature=b"")
-            if name not in self.presences or bare != beginning_of(self.presences, name):
-                raise Refused(f"word that another run has begun at {name!r}")
+            presence = self.presences.get(beginning.name)
+            if presence is None or beginning != own._replace(
+                name=presence.name, nonce=presence.nonce, signature=beginning.signature
+            ):
+                raise Refused(f"word that another run has begun at {beginning.name!r}")
             wire.check_beginning(beginning, self._agreement.roster)
         for beginning in new:
             if self.ledger is not None:
                 self.ledger.keep(beginning)
             self._beginnings[beginning.name] = beginning
-        self._hand_on(new, peer)
+        self._hand_on(pieces(wire.Beginnings, new), peer)
 
-    def _hand_on(self, beginnings: list[wire.Beginning], source: Neighbour | None = None) -> None:
-        """Say to all who are here what some sites signed, but to whom it came from."""
+    def _hand_on(self, frames: list[bytes], source: Neighbour | None = None) -> None:
+        """Say something to all who are here, but to whom it came from."""
         for peer in self.neighbours.values():
             if peer is not source and peer.live:
-                peer.backlog.extend(pieces(wire.Beginnings, beginnings))
+                peer.backlog.extend(frames)
 
     def _compare(self, presence: wire.Presence) -> None:
         """Refuse a site that takes part in something else."""

@@ -434,6 +434,16 @@ def check_presence(presence: Presence, roster: Roster) -> None:
             raise Refused(f"{name} shows a key for links that is none, or of low order") from None
 
 
+def signed_beginning(identity: Identity, beginning: Beginning) -> Beginning:
+    """Return a beginning with its site's signature.
+
+    Args:
+        identity: The site's.
+        beginning: What is signed.
+    """
+    return beginning._replace(signature=identity.sign("beginning", beginning.content))
+
+
 def check_beginning(beginning: Beginning, roster: Roster) -> None:
     """Refuse a beginning that its site did not sign.
 
@@ -444,9 +454,7 @@ def check_beginning(beginning: Beginning, roster: Roster) -> None:
     Raises:
         Refused: For a false signature, and a name that is not on the roster.
     """
-    name = beginning.name
-    signed = roster.verify(name, "beginning", beginning.content, beginning.signature)
-    if name not in roster or not signed:
+    if not roster.verify(beginning.name, "beginning", beginning.content, beginning.signature):
         raise Refused("a beginning is not signed by the site that it names")
 
 

@@ -526,7 +526,7 @@ class Trial(Sites):
         places = set()
         for entry in beginnings(self.folder / peer.home, "others"):
             if entry.name == life.name:
-                places.add((entry.plan, entry.nonce, entry.run))
+                places.add(place_of(entry))
         folder = start.phase_folder(Path("run"), life.plan.phase)
         enrolled = _read(self.folder / peer.home / folder / "enrolled")
         journal = (_read(self.folder / life.home / folder / "journal") or b"").decode()
@@ -620,11 +620,8 @@ class Trial(Sites):
             life.run = (life.plan.digest, presences[life.name].nonce, run), run
         self.begun[life.plan.digest].add(life.name)
         if isinstance(frame, wire.Beginnings):
-            self.signed_runs[life.name] |= {
-                (entry.plan, entry.nonce, entry.run)
-                for entry in frame.beginnings
-                if entry.name == life.name
-            }
+            own = [entry for entry in frame.beginnings if entry.name == life.name]
+            self.signed_runs[life.name] |= {*map(place_of, own)}
         place, run = life.run
         charged = charges(self.folder / life.home)
         if place not in charged:
@@ -705,8 +702,7 @@ class Trial(Sites):
             if any(plan.phase - 1 not in self.forgotten[name] for name in shared):
                 self.faults.append(f"two plans after phase {plan.phase} have begun")
         for life in self.ended:
-            shown = beginnings(self.folder / life.home, "shown")
-            places = {(run.plan, run.nonce, run.run) for run in shown}
+            places = {*map(place_of, beginnings(self.folder / life.home, "shown"))}
             if not life.is_hostile and places - self.signed_runs[life.name]:
                 self.fault(life, "has charged a run that it has not begun")
             if life.end == "broken" or life.error and not REMEDIES.search(life.error):
@@ -715,7 +711,12 @@ class Trial(Sites):
 
 def charges(home: Path) -> set[Place]:
     """The runs of a site's ledger, as its files have them."""
-    return {(run.plan, run.nonce, run.run) for run in beginnings(home, "charges", "shown")}
+    return {*map(place_of, beginnings(home, "charges", "shown"))}
+
+
+def place_of(beginning: wire.Beginning) -> Place:
+    """A run, by its plan, the site's nonce in it, and its name."""
+    return beginning.plan, beginning.nonce, beginning.run
 
 
 def beginnings(home: Path, *files: str) -> Iterator[wire.Beginning]:

@@ -48,8 +48,7 @@ def beginning(sites: Sites, plan: Project, *nonces: int) -> wire.Beginning:
         signed = wire.signed_presence(identity, bytes([nonce] * 32), plan.terms())
         presences[identity.name] = signed
     first = sites.identity(0)
-    bare = beginning_of(presences, first.name)
-    return bare._replace(signature=first.sign("beginning", bare.content))
+    return wire.signed_beginning(first, beginning_of(presences, first.name))
 
 
 def signed_standings(sites: Sites, plan: Project) -> list[str]:

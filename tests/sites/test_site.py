@@ -255,8 +255,8 @@ def began(site: Site, runner: Runner) -> None:
     for name in NAMES:
         if name != site.name:
             bare = beginning_of(site._conversation.presences, name)
-            signature = runner.identities[name].sign("beginning", bare.content)
-            hear(site, NAMES[1], wire.Beginnings((bare._replace(signature=signature),)))
+            signed = wire.signed_beginning(runner.identities[name], bare)
+            hear(site, NAMES[1], wire.Beginnings((signed,)))
 
 
 def hear(site: Site, peer: str, frame: wire.Frame | bytes) -> list[wire.Frame]:
